@@ -1,0 +1,1 @@
+"""Models: what exists, where it comes from, and what the engine loads for it."""
