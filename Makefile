@@ -1,0 +1,51 @@
+# Tokenwire's commands. Each does all the set-up it needs (scripts/setup.sh) and is quick when that is done.
+#
+#   make serve [MODEL=...] [PORT=...] [ARGS="..."]   start the server; MODEL is an alias, a folder or a hub id
+#   make test                                        every test; make test-unit: the quick ones
+#   make lint types                                  ruff; mypy --strict
+#   make bench                                       measure this machine
+#   make clean                                       remove what was made here (not the model cache)
+
+MODEL ?=
+PORT ?=
+ARGS ?=
+PYTEST_ARGS ?=
+
+PY := .venv/bin/python
+CHECKED := protocol server tests scripts
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev serve test test-unit lint types bench clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+setup:
+	@scripts/setup.sh serve
+
+setup-dev:
+	@scripts/setup.sh dev
+
+serve: setup
+	@exec .venv/bin/tokenwire serve $(if $(MODEL),--model "$(MODEL)") $(if $(PORT),--port "$(PORT)") $(ARGS)
+
+# The quick tier first: a broken function should not wait for a model to load. One pytest run, one summary line.
+test: setup-dev
+	@$(PY) -m pytest tests/unit $(wildcard tests/integration tests/e2e tests/interop tests/chaos) $(PYTEST_ARGS)
+
+test-unit: setup-dev
+	@$(PY) -m pytest tests/unit $(PYTEST_ARGS)
+
+lint: setup-dev
+	@$(PY) -m ruff check $(CHECKED)
+	@$(PY) -m ruff format --check $(CHECKED)
+
+types: setup-dev
+	@$(PY) -m mypy $(CHECKED)
+
+bench: setup-dev
+	@$(PY) -m tests.benchmarks.run $(ARGS)
+
+clean:
+	rm -rf .venv .venv.lock .tools build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis test-results
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
