@@ -1,0 +1,264 @@
+// @ts-check
+/**
+ * What the page knows, apart from how it is shown. Everything changes through ChatState's methods; each tells its
+ * listeners what changed, so that the view touches only that. No DOM, no socket.
+ */
+
+/** @typedef {import("./client.js").Connection} Connection */
+/** @typedef {import("./client.js").Waiting} Waiting */
+/** @typedef {{ id: string, created_at: number, updated_at?: number, metadata?: Record<string, string>, title?: string, running_response?: string | null }} Conversation */
+/** @typedef {{ code: string, message: string }} Problem */
+/**
+ * `sending`: not accepted yet. `waiting`: accepted, no text yet. `streaming`: text flows. The others are ends.
+ * @typedef {"sending" | "waiting" | "streaming" | "completed" | "stopped" | "shortened" | "failed"} MessageStatus
+ */
+/**
+ * @typedef {object} Message
+ * @property {"user" | "assistant"} role
+ * @property {string} text
+ * @property {MessageStatus} status
+ * @property {Waiting | null} waiting why it waits, as the server tells it
+ * @property {string | null} problem what went wrong, in words
+ */
+/**
+ * One conversation as the page holds it. Events of a response always go to the thread that asked for it, never to
+ * "the one on screen".
+ * @typedef {object} Thread
+ * @property {string | null} id null until the server has made the conversation
+ * @property {"ready" | "loading" | "missing"} status
+ * @property {Message[]} messages
+ * @property {Message | null} active the answer that is being made
+ * @property {string} draft what stands in the text field
+ * @property {Problem | null} problem shown next to the text field
+ */
+/**
+ * @typedef {{ kind: "connection" | "list" | "current" | "model" }
+ *   | { kind: "thread" | "messages" | "draft", thread: Thread }
+ *   | { kind: "added" | "message" | "removed", thread: Thread, message: Message }
+ *   | { kind: "append", thread: Thread, message: Message, delta: string }} Change
+ */
+
+export const TITLE_MAX_CHARS = 80;
+
+/**
+ * A conversation's title, made from its first turn.
+ * @param {string} text
+ */
+export function titleFrom(text) {
+  const line = text.replace(/\s+/g, " ").trim();
+  const chars = Array.from(line); // by code point, so that no emoji is cut in half
+  return chars.length <= TITLE_MAX_CHARS ? line : chars.slice(0, TITLE_MAX_CHARS - 1).join("").trimEnd() + "…";
+}
+
+/** @param {Conversation | undefined} conversation */
+export function titleOf(conversation) {
+  return conversation?.metadata?.title || conversation?.title || "Untitled";
+}
+
+/**
+ * @param {Message["role"]} role
+ * @param {string} text
+ * @param {MessageStatus} status
+ * @returns {Message}
+ */
+export function newMessage(role, text, status) {
+  return { role, text, status, waiting: null, problem: null };
+}
+
+/**
+ * A stored item as a message; null for items that are no messages.
+ * @param {any} item
+ */
+export function messageFromItem(item) {
+  if (item.type !== "message" || (item.role !== "user" && item.role !== "assistant")) return null;
+  const parts = Array.isArray(item.content) ? item.content : [];
+  const text = parts.map((/** @type {any} */ part) => part.text ?? "").join("");
+  const incomplete = item.role === "assistant" && item.status === "incomplete";
+  return newMessage(item.role, text, incomplete ? "stopped" : "completed");
+}
+
+/** @param {string | null} id @returns {Thread} */
+export function newThread(id) {
+  return { id, status: id === null ? "ready" : "loading", messages: [], active: null, draft: "", problem: null };
+}
+
+export class ChatState {
+  /** @type {Connection} */ connection = { status: "idle", attempt: 0 };
+  /** Newest first. @type {Conversation[]} */ conversations = [];
+  listStatus = /** @type {"loading" | "ready" | "failed"} */ ("loading");
+  hasMore = false;
+  /** The model's name, once an answer or the server has told it. */
+  model = "";
+  /** @type {Thread} the one on screen */ current = newThread(null);
+  /** @type {Map<string, Thread>} */ #threads = new Map();
+  /** @type {Set<(change: Change) => void>} */ #listeners = new Set();
+
+  /** @param {(change: Change) => void} listener */
+  subscribe(listener) {
+    this.#listeners.add(listener);
+    return () => this.#listeners.delete(listener);
+  }
+
+  /** @param {Change} change */
+  #tell(change) {
+    for (const listener of this.#listeners) listener(change);
+  }
+
+  /** @param {Connection} connection */
+  setConnection(connection) {
+    this.connection = connection;
+    this.#tell({ kind: "connection" });
+  }
+
+  /** @param {string} model */
+  setModel(model) {
+    if (model === this.model) return;
+    this.model = model;
+    this.#tell({ kind: "model" });
+  }
+
+  // ── the list ──
+
+  /** @param {Conversation[]} page @param {boolean} hasMore */
+  addConversations(page, hasMore) {
+    for (const conversation of page) this.#put(conversation);
+    this.hasMore = hasMore;
+    this.listStatus = "ready";
+    this.#sort();
+  }
+
+  /** The first page, read again: whatever is missing from a complete list was deleted elsewhere. @param {Conversation[]} page @param {boolean} hasMore */
+  replaceConversations(page, hasMore) {
+    if (!hasMore) this.conversations = [];
+    this.addConversations(page, hasMore);
+  }
+
+  /** @param {Conversation} conversation */
+  putConversation(conversation) {
+    this.#put(conversation);
+    this.#sort();
+  }
+
+  /** @param {string} id moves it to the top @param {number} now Unix seconds */
+  touchConversation(id, now) {
+    const known = this.conversations.find((conversation) => conversation.id === id);
+    if (known) this.putConversation({ ...known, updated_at: now });
+  }
+
+  /** @param {string} id */
+  removeConversation(id) {
+    this.conversations = this.conversations.filter((conversation) => conversation.id !== id);
+    this.#threads.delete(id);
+    this.#tell({ kind: "list" });
+  }
+
+  listFailed() {
+    this.listStatus = "failed";
+    this.#tell({ kind: "list" });
+  }
+
+  /** @param {string} id */
+  conversation(id) {
+    return this.conversations.find((conversation) => conversation.id === id);
+  }
+
+  /** @param {Conversation} conversation */
+  #put(conversation) {
+    this.conversations = [conversation, ...this.conversations.filter((other) => other.id !== conversation.id)];
+  }
+
+  #sort() {
+    const age = (/** @type {Conversation} */ conversation) => conversation.updated_at ?? conversation.created_at;
+    this.conversations.sort((a, b) => age(b) - age(a));
+    this.#tell({ kind: "list" });
+  }
+
+  // ── threads ──
+
+  /** @param {string} id */
+  thread(id) {
+    let thread = this.#threads.get(id);
+    if (!thread) this.#threads.set(id, (thread = newThread(id)));
+    return thread;
+  }
+
+  /** Whether an answer is being made in a conversation. @param {string} id */
+  isActive(id) {
+    return Boolean(this.#threads.get(id)?.active);
+  }
+
+  /** @param {Thread} thread */
+  show(thread) {
+    this.current = thread;
+    this.#tell({ kind: "current" });
+  }
+
+  /** The server has made the conversation that a new thread was waiting for. @param {Thread} thread @param {string} id */
+  adopt(thread, id) {
+    thread.id = id;
+    this.#threads.set(id, thread);
+    this.#tell({ kind: "thread", thread });
+    this.#tell({ kind: "list" });
+  }
+
+  /** @param {Thread} thread @param {Thread["status"]} status */
+  setThreadStatus(thread, status) {
+    thread.status = status;
+    this.#tell({ kind: "thread", thread });
+  }
+
+  /** @param {Thread} thread @param {Problem | null} problem */
+  setProblem(thread, problem) {
+    thread.problem = problem;
+    this.#tell({ kind: "thread", thread });
+  }
+
+  /** Sets the text field from outside. @param {Thread} thread @param {string} draft */
+  setDraft(thread, draft) {
+    thread.draft = draft;
+    this.#tell({ kind: "draft", thread });
+  }
+
+  /** @param {Thread} thread @param {Message | null} message */
+  setActive(thread, message) {
+    thread.active = message;
+    this.#tell({ kind: "thread", thread });
+    this.#tell({ kind: "list" });
+  }
+
+  // ── messages ──
+
+  /** History, as the server has it. @param {Thread} thread @param {Message[]} messages */
+  setMessages(thread, messages) {
+    const same =
+      messages.length === thread.messages.length &&
+      messages.every((message, index) => message.text === thread.messages[index].text && message.status === thread.messages[index].status);
+    if (same) return; // spares the reader a jump when nothing is new
+    thread.messages = messages;
+    this.#tell({ kind: "messages", thread });
+  }
+
+  /** @param {Thread} thread @param {Message} message */
+  addMessage(thread, message) {
+    thread.messages.push(message);
+    this.#tell({ kind: "added", thread, message });
+  }
+
+  /** @param {Thread} thread @param {Message} message */
+  removeMessage(thread, message) {
+    thread.messages = thread.messages.filter((other) => other !== message);
+    this.#tell({ kind: "removed", thread, message });
+  }
+
+  /** @param {Thread} thread @param {Message} message @param {string} delta */
+  append(thread, message, delta) {
+    message.text += delta;
+    this.#tell({ kind: "append", thread, message, delta });
+  }
+
+  /** @param {Thread} thread @param {Message} message @param {Partial<Message>} fields */
+  update(thread, message, fields) {
+    Object.assign(message, fields);
+    this.#tell({ kind: "message", thread, message });
+  }
+}
