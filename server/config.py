@@ -1,0 +1,220 @@
+"""Every setting, its default, unit and bounds. `config_loading` fills it from a file, variables and flags."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+MIB = 1024 * 1024
+DAY_S = 86_400
+
+DEFAULT_MODEL: Final = "smollm2-135m-instruct"  # served when no model is named; small enough for any machine
+ECHO_MODEL: Final = "echo"  # the echo engine's, when no model is named
+
+# Clients put the name into JSON and metrics labels, people put it on command lines: no spaces, no control characters.
+MODEL_NAME: Final = re.compile(r"[!-~]{1,200}")
+REDIS_SCHEMES: Final = ("redis://", "rediss://", "unix://")
+
+Seconds = Annotated[float, Field(ge=0)]
+
+
+class CrossFaultsError(ValueError):
+    """Settings that are fine one by one and wrong together. faults: (dotted key, what is wrong and what to do)."""
+
+    def __init__(self, faults: list[tuple[str, str]]) -> None:
+        super().__init__("; ".join(f"{key}: {text}" for key, text in faults))
+        self.faults = faults
+
+
+def _check_redis_url(value: str | None) -> str | None:
+    if value is not None and not value.startswith(REDIS_SCHEMES):
+        raise ValueError("must start with redis://, rediss:// or unix://")
+    return value
+
+
+def _check_origin(value: str) -> str:
+    scheme, separator, host = value.partition("://")
+    if (value != "null" and not (scheme and separator and host)) or any(c in host for c in "/?#@ "):
+        raise ValueError("must look like https://chat.example or http://host:port, without a path")
+    return value.lower()
+
+
+def _split_list(value: object) -> object:
+    """Variables hold lists with commas between."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _expand_home(value: str) -> str:
+    return str(Path(value).expanduser()) if value.startswith("~") else value
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server bound to `host`. Names other than localhost count as reachable."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Section(BaseModel):
+    """A table of the config file; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class EngineLimits(Section):
+    """Engine arguments that `[vllm]` sets for every model and `[models.NAME]` for one.
+
+    None leaves vLLM's own default (on the CPU: ours, see engine/vllm.py).
+    """
+
+    max_num_seqs: Annotated[int, Field(ge=1)] | None = None  # answers computed at once
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = None  # tokens in one step of the engine
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None  # share of the GPU's memory
+    max_model_len: Annotated[int, Field(ge=16)] | None = None  # window: prompt and answer together, in tokens
+    tensor_parallel_size: Annotated[int, Field(ge=1)] | None = None  # GPUs that one model is split over
+    dtype: str | None = None
+
+
+class ModelConfig(EngineLimits):
+    """One `[models.NAME]`: source is a path, a hub id or the name of a model we know; the rest overrides `[vllm]`."""
+
+    source: Annotated[str, Field(min_length=1), AfterValidator(_expand_home)]
+    system_prompt: str | None = None  # instructions used where the client gives none
+
+
+class EchoConfig(Section):
+    """The echo engine: answers with the last user message, word by word."""
+
+    rate: Annotated[float, Field(ge=0)] = 0.0  # tokens per second and answer; 0: as fast as asked
+    ttft_ms: Annotated[float, Field(ge=0)] = 0.0  # wait before the first token
+    context_length: Annotated[int, Field(ge=16)] = 8192  # tokens
+    max_concurrency: Annotated[int, Field(ge=1)] = 4096  # answers at once
+
+
+class VllmConfig(EngineLimits):
+    """Engine arguments for every vLLM model."""
+
+    cpu_kvcache_gib: Annotated[int, Field(ge=1)] = 1  # memory for attention keys and values on the CPU
+    start_timeout_s: Annotated[float, Field(gt=0)] = 1800.0  # loading one model
+
+
+class StoreConfig(Section):
+    """Conversations and journals in Redis."""
+
+    key_prefix: Annotated[str, Field(min_length=1, max_length=64)] = "tw"
+    retention_s: Annotated[int, Field(ge=60)] = 30 * DAY_S  # unused conversations go after that
+    journal_ttl_s: Annotated[int, Field(ge=1)] = 600  # a finished answer can be replayed event by event this long
+    command_id_ttl_s: Annotated[int, Field(ge=60)] = DAY_S  # how long a repeated `id` is recognised
+    tick_ms: Annotated[float, Field(ge=1, le=1000)] = 25.0  # journal flushes of running answers
+    unavailable_timeout_s: Seconds = 10.0  # answers wait this long for Redis before they fail
+    operation_timeout_s: Annotated[float, Field(gt=0)] = 5.0  # one Redis command
+    max_connections: Annotated[int, Field(ge=2)] = 16
+
+
+class LimitsConfig(Section):
+    """What one client may cost."""
+
+    max_frame_bytes: Annotated[int, Field(ge=1024)] = MIB  # larger frames close the socket with 1009
+    max_connections: Annotated[int, Field(ge=1)] = 20_000
+    max_lanes: Annotated[int, Field(ge=1)] = 32  # distinct stream_id values a connection
+    max_in_flight: Annotated[int, Field(ge=1)] = 16  # responses running at once a connection
+    max_waiting_per_lane: Annotated[int, Field(ge=1)] = 16  # commands queued behind a running one
+    max_waiting_per_conversation: Annotated[int, Field(ge=1)] = 16  # turns queued behind a running one
+    max_queue: Annotated[int, Field(ge=0)] = 1024  # turns waiting for a place in the engine, per model
+    max_local_responses: Annotated[int, Field(ge=1)] = 16  # `store:false` answers remembered per connection
+    default_max_output_tokens: Annotated[int, Field(ge=1)] = 1024  # room kept for the answer by truncation auto
+    orphan_grace_s: Seconds = 120.0  # a stored answer nobody listens to goes on this long
+    send_timeout_s: Annotated[float, Field(gt=0)] = 30.0  # a send stuck this long closes the connection
+    queued_repeat_s: Annotated[float, Field(gt=0)] = 15.0  # waiting clients hear from us at least this often
+    ping_interval_s: Annotated[float, Field(gt=0)] = 20.0
+    ping_timeout_s: Annotated[float, Field(gt=0)] = 20.0
+    open_timeout_s: Annotated[float, Field(gt=0)] = 10.0  # handshake
+
+
+Origin = Annotated[str, AfterValidator(_check_origin)]
+RedisUrl = Annotated[str | None, BeforeValidator(lambda value: value or None), AfterValidator(_check_redis_url)]
+DataDir = Annotated[Path, AfterValidator(Path.expanduser), Field(validate_default=True)]
+
+
+class Config(Section):
+    """The whole. Top-level keys are also flags; every key is also a variable (`TOKENWIRE_STORE__TICK_MS`).
+
+    Once made, `models` is never empty and `default_model` is one of them.
+    """
+
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000  # 0 picks a free one
+    engine: Literal["vllm", "echo"] = "vllm"
+    models: dict[str, ModelConfig] = Field(default_factory=dict)  # empty: the small default model
+    default_model: str = ""  # empty: the first of `models`
+    redis_url: RedisUrl = None  # None: a private Valkey in data_dir
+    data_dir: DataDir = Path("~/.local/share/tokenwire")
+    allow_unauthenticated: bool = False  # serve on other than loopback without sign-in
+    allowed_origins: Annotated[tuple[Origin, ...], BeforeValidator(_split_list)] = ()  # besides the server's own
+    drain_timeout_s: Seconds = 30.0  # SIGTERM: running answers may finish this long
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["console", "json"] = "console"
+    echo: EchoConfig = EchoConfig()
+    vllm: VllmConfig = VllmConfig()
+    store: StoreConfig = StoreConfig()
+    limits: LimitsConfig = LimitsConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_models(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        name = ECHO_MODEL if data.get("engine") == "echo" else DEFAULT_MODEL
+        models = data.get("models") or {name: {"source": name}}
+        first = next(iter(models)) if isinstance(models, Mapping) else ""
+        return {**data, "models": models, "default_model": data.get("default_model") or first}
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        faults = [*self._reach_faults(), *self._model_faults()]
+        if faults:
+            raise CrossFaultsError(faults)
+        return self
+
+    def _reach_faults(self) -> list[tuple[str, str]]:
+        if is_loopback(self.host) or self.allow_unauthenticated:
+            return []
+        text = (
+            f"{self.host!r} can be reached from other machines and nobody has to sign in; use 127.0.0.1, or set "
+            "allow_unauthenticated = true (--allow-unauthenticated) where something else guards the port"
+        )
+        return [("host", text)]
+
+    def _model_faults(self) -> list[tuple[str, str]]:
+        faults = [
+            (f"models.{name}", "a model's name is 1 to 200 visible ASCII characters without spaces")
+            for name in self.models
+            if not MODEL_NAME.fullmatch(name)
+        ]
+        if self.default_model not in self.models:
+            known = ", ".join(self.models)
+            faults.append(("default_model", f"{self.default_model!r} is not one of the models ({known})"))
+        faults += [
+            (key, f"{limits.max_num_batched_tokens} is less than max_num_seqs ({limits.max_num_seqs}); raise it")
+            for key, limits in self._engine_limits()
+            if (limits.max_num_batched_tokens or limits.max_num_seqs or 0) < (limits.max_num_seqs or 0)
+        ]
+        return faults
+
+    def _engine_limits(self) -> list[tuple[str, EngineLimits]]:
+        """The engine arguments as each model gets them, under the key to blame when they do not fit together."""
+        effective: list[tuple[str, EngineLimits]] = [("vllm.max_num_batched_tokens", self.vllm)]
+        for name, model in self.models.items():
+            own = {key: getattr(model, key) for key in EngineLimits.model_fields if getattr(model, key) is not None}
+            limits = {key: own.get(key, getattr(self.vllm, key)) for key in EngineLimits.model_fields}
+            if own:
+                effective.append((f"models.{name}.max_num_batched_tokens", EngineLimits(**limits)))
+        return effective

@@ -1,0 +1,24 @@
+"""Faults that end the program before it serves, said in one line a person can act on.
+
+StartError
+└── ConfigError
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StartError(Exception):
+    """The server cannot start. The text is one line: what was wrong, where, and what to do."""
+
+
+class ConfigError(StartError):
+    """Settings that cannot be used.
+
+    faults: one line per fault, each naming the key and where its value came from.
+    """
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = tuple(faults)
