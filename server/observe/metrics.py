@@ -1,0 +1,162 @@
+"""What Prometheus reads at /metrics. One `Metrics` per server: nothing is registered at import."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus text exposition format
+
+# Bounds in seconds. A token takes 1 ms on a big GPU with many streams and a second on a small CPU.
+_TOKEN_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+# First tokens and queues: from a cached prompt to a model that has to load first.
+_WAIT_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+# A flush over a unix socket takes under a millisecond; the store gives up after about ten seconds.
+_FLUSH_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 10.0)
+
+
+class ModelMetrics:
+    """One model's metrics with the label already bound: a lookup per token would cost more than the count."""
+
+    __slots__ = (
+        "_cached_tokens",
+        "_ends",
+        "_input_tokens",
+        "_inter_token",
+        "_output_tokens",
+        "_queue_wait",
+        "_running",
+        "_time_to_first_token",
+        "_up",
+    )
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self._ends = {end: metrics.responses.labels(model, end) for end in Metrics.ENDS}
+        self._running = metrics.running.labels(model)
+        self._queue_wait = metrics.queue_wait.labels(model)
+        self._time_to_first_token = metrics.time_to_first_token.labels(model)
+        self._inter_token = metrics.inter_token.labels(model)
+        self._input_tokens = metrics.input_tokens.labels(model)
+        self._output_tokens = metrics.output_tokens.labels(model)
+        self._cached_tokens = metrics.cached_tokens.labels(model)
+        self._up = metrics.engine_up.labels(model)
+
+    def queued(self, wait_s: float) -> None:
+        """Count the wait of a turn that now runs: for its conversation, for admission and for the model, in seconds."""
+        self._queue_wait.observe(wait_s)
+
+    def started(self) -> None:
+        """A response began to run; `ended` must follow."""
+        self._running.inc()
+
+    def ended(self, end: str, *, ran: bool = True) -> None:
+        """Count how a response ended. ran: whether `started` was called. Raises KeyError unless in Metrics.ENDS."""
+        self._ends[end].inc()
+        if ran:
+            self._running.dec()
+
+    def first_token(self, wait_s: float) -> None:
+        """Count the time from the engine's start on a prompt to its first token, in seconds."""
+        self._time_to_first_token.observe(wait_s)
+
+    def tokens(self, count: int, gap_s: float) -> None:
+        """Count `count` tokens that came `gap_s` seconds after the ones before; their mean gap is one observation."""
+        if count > 0:
+            self._output_tokens.inc(count)
+            self._inter_token.observe(gap_s / count)
+
+    def prompt(self, tokens: int, cached: int) -> None:
+        """Count a prompt's tokens, and those of them that the prefix cache had."""
+        self._input_tokens.inc(tokens)
+        self._cached_tokens.inc(cached)
+
+    def output(self, tokens: int) -> None:
+        """Count output tokens without a gap: an answer's first ones."""
+        self._output_tokens.inc(tokens)
+
+    def engine_up(self, *, up: bool) -> None:
+        """Say whether the model can answer."""
+        self._up.set(up)
+
+
+class Metrics:
+    """All metrics of one server, in a registry of their own."""
+
+    # How a response can end; a closed set, so that the label cannot grow.
+    ENDS: Final = ("completed", "max_output_tokens", "cancelled", "content_filter", "incomplete", "failed")
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry(auto_describe=True)
+        ProcessCollector(registry=self.registry)
+        self._by_model: dict[str, ModelMetrics] = {}
+        self._make_connection_metrics()
+        self._make_response_metrics()
+        self._make_store_metrics()
+
+    def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+        return Counter(f"tokenwire_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
+        return Gauge(f"tokenwire_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()) -> Histogram:
+        return Histogram(f"tokenwire_{name}", text, labels, registry=self.registry, buckets=buckets)
+
+    def _make_connection_metrics(self) -> None:
+        self._connections = self._gauge("connections", "Open WebSocket connections.")
+        self._connections_total = self._counter("connections_total", "WebSocket connections accepted.")
+        self._protocol_errors = self._counter("protocol_errors_total", "Errors sent to clients.", ("code",))
+
+    def _make_response_metrics(self) -> None:
+        model = ("model",)
+        self.responses = self._counter("responses_total", "Responses by how they ended.", ("model", "end"))
+        self.running = self._gauge("responses_running", "Responses being made.", model)
+        self.queue_wait = self._histogram("queue_wait_seconds", "Wait before a turn runs.", _WAIT_BUCKETS, model)
+        self.time_to_first_token = self._histogram(
+            "time_to_first_token_seconds", "From the engine's start to the first token.", _WAIT_BUCKETS, model
+        )
+        self.inter_token = self._histogram(
+            "inter_token_seconds", "Gap between tokens, averaged over what came together.", _TOKEN_BUCKETS, model
+        )
+        self.input_tokens = self._counter("input_tokens_total", "Prompt tokens.", model)
+        self.output_tokens = self._counter("output_tokens_total", "Tokens made.", model)
+        self.cached_tokens = self._counter("cached_tokens_total", "Prompt tokens the prefix cache had.", model)
+        self.engine_up = self._gauge("engine_up", "1 while the model can answer.", model)
+
+    def _make_store_metrics(self) -> None:
+        self._flush = self._histogram("journal_flush_seconds", "One journal write, acknowledged.", _FLUSH_BUCKETS)
+        self._events = self._counter("journal_events_total", "Events written to journals.")
+        self._store_up = self._gauge("store_up", "1 while Redis answers.")
+
+    def for_model(self, name: str) -> ModelMetrics:
+        """Return the metrics of one configured model; never call it with a name that a client made up."""
+        if name not in self._by_model:
+            self._by_model[name] = ModelMetrics(self, name)
+        return self._by_model[name]
+
+    def connection_opened(self) -> None:
+        """Count a connection; `connection_closed` must follow."""
+        self._connections.inc()
+        self._connections_total.inc()
+
+    def connection_closed(self) -> None:
+        """One connection less."""
+        self._connections.dec()
+
+    def protocol_error(self, code: str) -> None:
+        """Count an error by its code, a key of `protocol.errors.ERROR_CODES`."""
+        self._protocol_errors.labels(code).inc()
+
+    def journal_flushed(self, seconds: float, events: int) -> None:
+        """Count one write of `events` events that Redis acknowledged after `seconds`."""
+        self._flush.observe(seconds)
+        self._events.inc(events)
+
+    def store_up(self, *, up: bool) -> None:
+        """Say whether Redis answers."""
+        self._store_up.set(up)
+
+    def render(self) -> bytes:
+        """Return everything in Prometheus' text format."""
+        return generate_latest(self.registry)
