@@ -133,6 +133,7 @@ export class MessagesView {
  * @param {string} text
  */
 function write(body, text) {
+  if (text === "") return; // an empty body shows that it waits (style.css)
   for (const piece of text.split(/(?<=\n)/)) {
     const last = body.lastElementChild;
     const node = last?.firstChild;

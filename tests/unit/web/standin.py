@@ -1,0 +1,259 @@
+"""A scripted server for the page's own tests: it does on demand what the real one does seldom.
+
+It speaks the part of the wire that the page uses, keeps everything in memory, and echoes the user's text word by
+word. A turn whose text starts with a word of `SCRIPTS` plays that fault first. Run it by hand to work on the page:
+`python tests/unit/web/standin.py 8123`.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import mimetypes
+import re
+import sys
+import threading
+from http import HTTPStatus
+from pathlib import Path
+
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.datastructures import Headers
+from websockets.http11 import Request, Response
+
+WEB = Path(__file__).parents[3] / "web"
+SCRIPTS = ("!queue", "!refuse", "!cut", "!final", "!fail", "!silent")
+
+
+class Run:
+    """One response: its events so far, and a wake-up for whoever follows them."""
+
+    def __init__(self, response_id: str, conversation: str) -> None:
+        self.id = response_id
+        self.conversation = conversation
+        self.events: list[dict] = []
+        self.changed = asyncio.Condition()
+        self.cancelled = False
+        self.over = False
+
+    async def emit(self, kind: str, **fields: object) -> None:
+        async with self.changed:
+            self.events.append({"type": kind, "sequence_number": len(self.events), **fields})
+            self.over = kind in ("response.completed", "response.incomplete", "response.failed")
+            self.changed.notify_all()
+
+
+class StandIn:
+    """Conversations in memory behind `url`, once `start()` has returned."""
+
+    def __init__(self, word_seconds: float = 0.01) -> None:
+        self.word_seconds = word_seconds
+        self.conversations: dict[str, dict] = {}
+        self.items: dict[str, list[dict]] = {}
+        self.runs: dict[str, Run] = {}
+        self.turns: dict[str, Run] = {}  # by the client's id
+        self.commands: list[dict] = []  # everything that was received, for assertions
+        self.answers: dict[str, dict] = {}
+        self.played: set[str] = set()  # scripts that are played only once a turn
+        self.closing = True  # whether "!final" closes
+        self.connections: set[ServerConnection] = set()
+        self.tasks: set[asyncio.Task] = set()
+        self.numbers = itertools.count(1)
+        self.port = 0
+
+    # ── life ──
+
+    def start(self, port: int = 0) -> "StandIn":
+        """Serves from a thread of its own."""
+        ready = threading.Event()
+        self.thread = threading.Thread(target=lambda: asyncio.run(self._serve(ready, port)), daemon=True)
+        self.thread.start()
+        assert ready.wait(10)
+        return self
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.stopped.set)
+        self.thread.join(10)
+
+    def cut_all(self, code: int | None = None) -> None:
+        """Closes every socket with a close code; None cuts the wire (the client sees 1006)."""
+
+        async def cut() -> None:
+            for connection in list(self.connections):
+                if code is None:
+                    connection.transport.abort()
+                else:
+                    await connection.close(code, "")
+
+        asyncio.run_coroutine_threadsafe(cut(), self.loop).result(10)
+
+    async def _serve(self, ready: threading.Event, port: int) -> None:
+        self.loop, self.stopped = asyncio.get_running_loop(), asyncio.Event()
+        async with serve(self._connection, "127.0.0.1", port, process_request=self._page) as server:
+            self.port = server.sockets[0].getsockname()[1]
+            self.url = f"http://127.0.0.1:{self.port}/"
+            ready.set()
+            await self.stopped.wait()
+            for task in self.tasks:
+                task.cancel()
+
+    def _page(self, connection: ServerConnection, request: Request) -> Response | None:
+        if request.path == "/v1/responses":
+            return None
+        file = WEB / (request.path.split("?")[0].lstrip("/") or "index.html")
+        if not file.is_file():
+            return connection.respond(HTTPStatus.NOT_FOUND, "no such page\n")
+        body = file.read_bytes()
+        kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+        headers = Headers({"Content-Type": kind, "Content-Length": str(len(body)), "Connection": "close"})
+        return Response(200, "OK", headers, body)
+
+    async def _connection(self, connection: ServerConnection) -> None:
+        self.connections.add(connection)
+        try:
+            with contextlib.suppress(Exception):
+                async for frame in connection:
+                    await self._command(connection, json.loads(frame))
+        finally:
+            self.connections.discard(connection)
+
+    def _spawn(self, coroutine) -> None:
+        task = asyncio.create_task(coroutine)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    # ── commands ──
+
+    async def _command(self, connection: ServerConnection, command: dict) -> None:
+        self.commands.append(command)
+        method = getattr(self, "_" + re.sub(r"\W", "_", command["type"]))
+        answer = await method(connection, command)
+        if answer is not None:
+            echoed = {key: command[key] for key in ("id", "stream_id") if key in command}
+            await self._send(connection, {**answer, **echoed})
+
+    async def _send(self, connection: ServerConnection, event: dict) -> None:
+        with contextlib.suppress(Exception):
+            await connection.send(json.dumps(event))
+
+    async def _conversation_create(self, _, command: dict) -> dict:
+        if command["id"] not in self.answers:
+            number = next(self.numbers)
+            conversation = {"id": f"conv_{number}", "object": "conversation", "created_at": 1_700_000_000 + number}
+            conversation |= {"updated_at": conversation["created_at"], "metadata": command.get("metadata", {}), "running_response": None}
+            self.conversations[conversation["id"]] = conversation
+            self.items[conversation["id"]] = []
+            self.answers[command["id"]] = {"type": "conversation.created", "conversation": conversation}
+        return self.answers[command["id"]]
+
+    async def _conversation_retrieve(self, _, command: dict) -> dict:
+        conversation = self.conversations.get(command["conversation"])
+        if conversation is None:
+            return error(404, "conversation_not_found", "There is no such conversation.")
+        return {"type": "conversation.retrieved", "conversation": conversation}
+
+    async def _conversation_list(self, _, command: dict) -> dict:
+        newest = sorted(self.conversations.values(), key=lambda conversation: -conversation["updated_at"])
+        start = next((i + 1 for i, c in enumerate(newest) if c["id"] == command.get("after")), 0)
+        limit = command.get("limit", 20)
+        return {"type": "conversation.listed", "data": newest[start : start + limit], "has_more": len(newest) > start + limit}
+
+    async def _conversation_delete(self, _, command: dict) -> dict:
+        return {"type": "conversation.deleted", "conversation": self.conversations.pop(command["conversation"])}
+
+    async def _conversation_items_list(self, _, command: dict) -> dict:
+        items = self.items[command["conversation"]]
+        start = next((i + 1 for i, item in enumerate(items) if item["id"] == command.get("after")), 0)
+        limit = command.get("limit", 20)
+        return {"type": "conversation.items.listed", "conversation": command["conversation"], "data": items[start : start + limit], "has_more": len(items) > start + limit}
+
+    async def _response_create(self, connection: ServerConnection, command: dict) -> dict | None:
+        script = command["input"].split()[0]
+        if script == "!refuse":
+            return error(429, "rate_limit_exceeded", "Too many turns. Try again in 2 seconds.")
+        if script == "!final" and self.closing:
+            return await connection.close(1008, "This server is closed to you.")
+        if script == "!silent":
+            return None  # as a server that hangs before it accepts
+        run = self.turns.get(command["id"])
+        if run is None:
+            run = self.turns[command["id"]] = Run(f"resp_{next(self.numbers)}", command["conversation"])
+            self.runs[run.id] = run
+            self._spawn(self._answer(run, command["input"], script))
+        self._spawn(self._follow(connection, run, -1, command.get("stream_id")))
+        return None
+
+    async def _response_retrieve(self, connection: ServerConnection, command: dict) -> dict | None:
+        run = self.runs.get(command["response_id"])
+        if run is None:
+            return error(404, "response_not_found", "There is no such response.")
+        self._spawn(self._follow(connection, run, command.get("starting_after", -1), command.get("stream_id")))
+        return None
+
+    async def _response_cancel(self, _, command: dict) -> None:
+        self.runs[command["response_id"]].cancelled = True
+
+    # ── a response ──
+
+    async def _follow(self, connection: ServerConnection, run: Run, after: int, stream_id: str | None) -> None:
+        lane = {"stream_id": stream_id} if stream_id else {}
+        for position in itertools.count(after + 1):
+            async with run.changed:
+                while len(run.events) <= position:
+                    if run.over:
+                        return
+                    await run.changed.wait()
+            await self._send(connection, {**run.events[position], **lane})
+
+    async def _answer(self, run: Run, text: str, script: str) -> None:
+        items = self.items[run.conversation]
+        items.append(message(f"msg_{next(self.numbers)}", "user", "completed", "input_text", text, run.id))
+        response = {"id": run.id, "object": "response", "created_at": 1, "status": "in_progress", "model": "stand-in", "output": []}
+        self.conversations[run.conversation]["running_response"] = run.id
+        if script == "!queue":
+            await self._queue(run, response)
+        await run.emit("response.created", response=response)
+        said, item_id = "", f"msg_{next(self.numbers)}"
+        for word in re.findall(r"\s*\S+\s*$|\s*\S+", text):
+            if run.cancelled:
+                break
+            said += word
+            await run.emit("response.output_text.delta", item_id=item_id, output_index=0, content_index=0, delta=word)
+            if script == "!cut" and len(said) > 20 and run.id not in self.played:
+                self.played.add(run.id)
+                for connection in list(self.connections):
+                    connection.transport.abort()
+            if script == "!fail" and len(said) > 12:
+                return await self._fail(run, response)
+            await asyncio.sleep(self.word_seconds)
+        status = "incomplete" if run.cancelled else "completed"
+        item = message(item_id, "assistant", status, "output_text", said, run.id)
+        items.append(item)
+        self.conversations[run.conversation]["running_response"] = None
+        why = {"incomplete_details": {"reason": "cancelled"}} if run.cancelled else {}
+        await run.emit(f"response.{status}", response={**response, "status": status, "output": [item], **why})
+
+    async def _queue(self, run: Run, response: dict) -> None:
+        queued = {**response, "status": "queued"}
+        await run.emit("response.queued", response=queued, tokenwire={"reason": "admission", "position": 3, "estimated_wait_ms": 4000})
+        await asyncio.sleep(0.6)
+        await run.emit("response.queued", response=queued, tokenwire={"reason": "model_loading", "progress": 0.4})
+        await asyncio.sleep(0.6)
+
+    async def _fail(self, run: Run, response: dict) -> None:
+        self.conversations[run.conversation]["running_response"] = None
+        failure = {"code": "engine_died", "message": "The model stopped working."}
+        await run.emit("response.failed", response={**response, "status": "failed", "error": failure})
+
+
+def message(item_id: str, role: str, status: str, kind: str, text: str, response_id: str) -> dict:
+    return {"id": item_id, "type": "message", "role": role, "status": status, "content": [{"type": kind, "text": text}], "response_id": response_id}
+
+
+def error(status: int, code: str, text: str) -> dict:
+    return {"type": "error", "status": status, "error": {"type": "invalid_request_error", "code": code, "message": text, "param": None}}
+
+
+if __name__ == "__main__":
+    stand_in = StandIn(word_seconds=0.05).start(int(sys.argv[1]) if len(sys.argv) > 1 else 8123)
+    print(stand_in.url, flush=True)
+    stand_in.thread.join()

@@ -1,0 +1,71 @@
+// State and drafts: what the page knows, and that nothing typed gets lost. Run: node --test tests/unit/web/
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { Drafts, memoryStorage } from "../../../web/drafts.js";
+import { ChatState, messageFromItem, titleFrom } from "../../../web/state.js";
+
+const drafts = (storage = memoryStorage()) => {
+  let ids = 0;
+  return new Drafts(storage, () => `id-${++ids}`);
+};
+
+test("a title is one line, cut by characters and never inside one", () => {
+  assert.equal(titleFrom("  Hello\n\n  world "), "Hello world");
+  assert.equal(Array.from(titleFrom("🫠".repeat(200))).length, 80);
+  assert.ok(!titleFrom("🫠".repeat(200)).includes("\uFFFD"));
+});
+
+test("an incomplete answer in the history is a stopped one; other items are left out", () => {
+  const item = { type: "message", role: "assistant", status: "incomplete", content: [{ text: "Hel" }] };
+  assert.equal(messageFromItem(item).status, "stopped");
+  assert.equal(messageFromItem({ type: "reasoning" }), null);
+});
+
+test("the newest conversation is first, each is there once, and a complete list forgets deleted ones", () => {
+  const state = new ChatState();
+  state.addConversations([{ id: "a", created_at: 1 }, { id: "b", created_at: 2 }], false);
+  state.touchConversation("a", 3);
+  assert.deepEqual(state.conversations.map(({ id }) => id), ["a", "b"]);
+  state.replaceConversations([{ id: "b", created_at: 2 }], false);
+  assert.deepEqual(state.conversations.map(({ id }) => id), ["b"]);
+});
+
+test("a text sent twice before it was accepted has one id; another text has another", () => {
+  const kept = drafts();
+  assert.equal(kept.sending("c", "hi"), "id-1");
+  assert.equal(kept.sending("c", "hi"), "id-1");
+  assert.equal(kept.sending("c", "ho"), "id-2");
+});
+
+test("a reload before acceptance brings the text back, with what was typed since", () => {
+  const storage = memoryStorage();
+  drafts(storage).sending(null, "first");
+  assert.equal(drafts(storage).text(null), "first");
+  drafts(storage).set(null, "second");
+  assert.equal(drafts(storage).text(null), "first\nsecond");
+});
+
+test("acceptance clears what was sent and keeps what was typed since", () => {
+  const kept = drafts();
+  const id = kept.sending("c", "first");
+  kept.set("c", "second");
+  kept.accepted("c", id);
+  assert.equal(kept.text("c"), "second");
+  kept.accepted("c", kept.sending("c", "second"));
+  assert.equal(kept.text("c"), "");
+});
+
+test("a refused text can be edited without the old one coming back", () => {
+  const kept = drafts();
+  kept.restore("c", "hi", kept.sending("c", "hi"));
+  kept.set("c", "hi there");
+  assert.equal(kept.text("c"), "hi there");
+});
+
+test("the draft follows a new conversation to its name", () => {
+  const kept = drafts();
+  const id = kept.sending(null, "hi");
+  kept.move(null, "conv_1");
+  assert.equal(kept.text(null), "");
+  assert.equal(kept.sending("conv_1", "hi"), id);
+});
