@@ -1,4 +1,4 @@
-"""Logs on stderr: one line an event, fields instead of sentences; ids and numbers, never message text or credentials."""
+"""Logs on stderr: one line an event; fields with ids and numbers, never message text or credentials."""
 
 from __future__ import annotations
 

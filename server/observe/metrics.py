@@ -105,7 +105,7 @@ class Metrics:
 
     def _make_connection_metrics(self) -> None:
         self._connections = self._gauge("connections", "Open WebSocket connections.")
-        self._connections_total = self._counter("connections_total", "WebSocket connections accepted.")
+        self._connections_total = self._counter("connections_opened_total", "WebSocket connections accepted.")
         self._protocol_errors = self._counter("protocol_errors_total", "Errors sent to clients.", ("code",))
 
     def _make_response_metrics(self) -> None:

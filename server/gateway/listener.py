@@ -1,0 +1,235 @@
+"""The port: accepts connections, answers plain HTTP, and hands WebSockets to their handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import logging
+import resource
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import CloseCode
+from websockets.http11 import Request, Response
+from websockets.protocol import CONNECTING, OPEN
+from websockets.typing import Subprotocol
+
+from protocol.errors import ProtocolError, excerpt
+from server.access.auth import User, authenticate_handshake, select_subprotocol
+from server.config import Config
+from server.errors import StartError
+from server.gateway.http import OPEN_PATHS, HttpReply, HttpRequest, HttpRoutes, error_reply, protocol_error_reply
+from server.gateway.origins import refusal
+from server.gateway.sockets import GatewayConnection
+from server.observe.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+SocketHandler = Callable[[ServerConnection, User], Awaitable[None]]
+
+BACKLOG: Final = 1024  # connections that the kernel holds while we are busy; a restart brings all clients at once
+CLOSE_TIMEOUT_S: Final = 5.0  # a client may take this long to answer a close frame
+SPARE_FILES: Final = 256  # descriptors besides client connections: Redis, engines, logs, the page
+RETRY_AFTER_S: Final = 5  # for clients that found every place taken
+
+
+class Listener:
+    """Serves one port. `sockets` maps WebSocket paths to handlers; everything else is `http`'s."""
+
+    def __init__(
+        self, config: Config, http: HttpRoutes, sockets: Mapping[str, SocketHandler], metrics: Metrics
+    ) -> None:
+        self._config = config
+        self._http = http
+        self._handlers = sockets
+        self._metrics = metrics
+        self._all: set[GatewayConnection] = set()
+        self._admitted = 0
+        self._server: Server | None = None
+
+    @property
+    def connections(self) -> list[ServerConnection]:
+        """The open WebSocket connections."""
+        return [connection for connection in self._all if connection.protocol.state is OPEN]
+
+    async def start(self) -> str:
+        """Bind and accept; return the server's URL. Raises StartError where the address cannot be had."""
+        config, limits = self._config, self._config.limits
+        _raise_file_limit(limits.max_connections + SPARE_FILES)
+        server = serve(
+            self._handle,
+            config.host,
+            config.port,
+            process_request=self._process_request,
+            select_subprotocol=_select_subprotocol,
+            server_header=None,  # no version numbers for strangers
+            compression=None,  # 44 KiB a connection, and tokens are too short to gain
+            max_size=limits.max_frame_bytes,
+            open_timeout=limits.open_timeout_s,
+            ping_interval=limits.ping_interval_s,
+            ping_timeout=limits.ping_timeout_s,
+            close_timeout=CLOSE_TIMEOUT_S,
+            create_connection=functools.partial(GatewayConnection, on_made=self._all.add, on_lost=self._forget),  # type: ignore[arg-type]  # a factory, which the documentation allows; the annotation says subclass
+            backlog=BACKLOG,
+        )
+        try:
+            self._server = await server
+        except OSError as error:
+            raise StartError(_bind_fault(config, error)) from None
+        return _url(self._server.sockets[0])
+
+    def close(self) -> None:
+        """Stop accepting; open sockets stay until `wait_closed`. New handshakes get 503."""
+        if self._server is not None:
+            self._server.close(close_connections=False)
+
+    async def wait_closed(self) -> None:
+        """Close the remaining sockets with 1012 (service restart); return when all are gone, a few seconds at most."""
+        self.close()
+        server = self._server
+        if server is None:
+            return
+        # 1. Sockets are told; what is not a socket yet has nothing to lose.
+        closing = [asyncio.create_task(c.close(CloseCode.SERVICE_RESTART, "restart")) for c in self.connections]
+        for connection in list(self._all):
+            if connection.protocol.state is CONNECTING:
+                connection.transport.abort()
+        if closing:
+            await asyncio.wait(closing)  # bounded by close_timeout
+        # 2. Handlers end because their connection did. One that hangs is a fault of ours, and must not keep us.
+        try:
+            await asyncio.wait_for(server.wait_closed(), CLOSE_TIMEOUT_S)
+        except TimeoutError:
+            logger.warning("connection handlers hang; cancelled", extra={"count": len(server.handler_tasks)})
+            for task in list(server.handler_tasks):
+                task.cancel()
+            await server.wait_closed()
+
+    def _forget(self, connection: GatewayConnection) -> None:
+        self._all.discard(connection)
+        self._admitted -= connection.admitted
+
+    async def _process_request(self, connection: ServerConnection, request: Request) -> Response | None:
+        """Decide on a request whose head has been read.
+
+        1. A page on a foreign origin, or a host name that is not ours: 403, except for probes.
+        2. Sign-in that is wrong: 401.
+        3. Plain HTTP: `HttpRoutes`.
+        4. A WebSocket path that does not exist: 404; nobody signed in: 401.
+        5. Every place taken: 503.
+        6. Otherwise None: the handshake goes on.
+        """
+        assert isinstance(connection, GatewayConnection)  # noqa: S101 our own factory made it
+        path = request.path.partition("?")[0]
+        reply = None if path in OPEN_PATHS else self._refuse_stranger(request.headers)  # 1
+        if reply is None:
+            try:
+                connection.user = authenticate_handshake(_plain(request.headers), self._config)
+            except ProtocolError as error:
+                reply = protocol_error_reply(error)  # 2
+        if reply is None and not _wants_websocket(request):
+            reply = await self._http.answer(
+                HttpRequest.parse(request.method, request.path, request.headers, connection.user)
+            )  # 3
+        elif reply is None:
+            reply = self._admit(connection, path)  # 4, 5
+        return None if reply is None else reply.to_response(head_only=request.method == "HEAD")  # 6
+
+    def _refuse_stranger(self, headers: Headers) -> HttpReply | None:
+        hosts, origins = headers.get_all("Host"), headers.get_all("Origin")
+        if len(hosts) > 1 or len(origins) > 1:
+            return error_reply(400, "invalid_request", "send one Host and one Origin header at most")
+        reason = refusal(hosts[0] if hosts else None, origins[0] if origins else None, self._config)
+        return None if reason is None else error_reply(403, "forbidden_origin", reason)
+
+    def _admit(self, connection: GatewayConnection, path: str) -> HttpReply | None:
+        if path not in self._handlers:
+            text = f"there is no WebSocket at {excerpt(path)}; there is one at {', '.join(self._handlers)}"
+            return error_reply(404, "not_found", text)
+        if connection.user is None:
+            return error_reply(401, "unauthorized", "sign in: send your key as Authorization: Bearer …")
+        if self._admitted >= self._config.limits.max_connections:
+            text = "every connection place is taken; try again later"
+            return error_reply(503, "server_is_overloaded", text, headers={"Retry-After": str(RETRY_AFTER_S)})
+        connection.admitted = True
+        self._admitted += 1
+        return None
+
+    async def _handle(self, connection: ServerConnection) -> None:
+        """Run one socket's handler. A client that vanishes is no fault; a bug of ours closes this socket alone."""
+        assert isinstance(connection, GatewayConnection)  # noqa: S101 our own factory made it
+        assert connection.user is not None  # noqa: S101 checked by _admit
+        assert connection.request is not None  # noqa: S101 the handshake is over
+        path = connection.request.path.partition("?")[0]
+        began = time.monotonic()
+        self._metrics.connection_opened()
+        try:
+            await self._handlers[path](connection, connection.user)
+        except ConnectionClosed:
+            pass  # the handler need not tell clients that leave from clients that drop
+        except Exception:
+            logger.exception("connection handler failed", extra={"connection": str(connection.id), "path": path})
+            await connection.close(CloseCode.INTERNAL_ERROR, "internal error")
+        finally:
+            self._metrics.connection_closed()
+            _log_end(connection, path, time.monotonic() - began)
+
+
+def _log_end(connection: ServerConnection, path: str, seconds: float) -> None:
+    fields = {
+        "connection": str(connection.id),
+        "path": path,
+        "seconds": round(seconds, 3),
+        "code": connection.close_code,
+    }
+    logger.info("connection ended", extra=fields)
+
+
+def _wants_websocket(request: Request) -> bool:
+    upgrades = ",".join(request.headers.get_all("Upgrade")).lower()
+    return request.method == "GET" and "websocket" in (name.strip() for name in upgrades.split(","))
+
+
+def _plain(headers: Headers) -> dict[str, str]:
+    """Headers by lower-case name; repeated ones joined, as RFC 9110 section 5.3 has it."""
+    return {name: ", ".join(headers.get_all(name)) for name in {key.lower() for key, _ in headers.raw_items()}}
+
+
+def _select_subprotocol(_connection: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:
+    chosen = select_subprotocol(offered)
+    return None if chosen is None else Subprotocol(chosen)
+
+
+def _raise_file_limit(wanted: int) -> None:
+    """Lift the soft limit on open files towards the hard one: the usual 1,024 is far below max_connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ceiling = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < ceiling:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (ceiling, hard))
+
+
+_BIND_FAULTS: Final = {
+    errno.EADDRINUSE: "is in use; stop the other server or choose another port with --port",
+    errno.EACCES: "needs more rights; choose a port of 1024 or above with --port",
+    errno.EADDRNOTAVAIL: "is not an address of this machine; change --host",
+}
+
+
+def _bind_fault(config: Config, error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
+        return f"host {config.host!r} has no address; change --host"
+    fault = _BIND_FAULTS.get(error.errno or 0, f"cannot be served: {error.strerror}")
+    return f"port {config.port} on {config.host} {fault}"
+
+
+def _url(bound: Any) -> str:
+    """The URL of a bound socket; for one on all addresses, the loopback one, which a person can open."""
+    host, port = bound.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 compared, not bound
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
