@@ -4,7 +4,7 @@
 #   scripts/setup.sh serve   the server and vLLM (for the GPU where nvidia-smi lists one, else for the CPU)
 #   scripts/setup.sh dev     that, and what the tests and checks need
 #
-# Settings: PYTHON=python3.12 (which Python), TOKENWIRE_BACKEND=cpu|gpu (instead of looking for a GPU).
+# Settings: PYTHON=python3.12 (which Python), SETUP_BACKEND=cpu|gpu (instead of looking for a GPU).
 # A step that was interrupted is done again from the start; downloads are kept in pip's own cache.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -26,10 +26,10 @@ have()    { command -v "$1" >/dev/null 2>&1; }
 # ---- what this machine has -------------------------------------------------------------------------------------
 
 backend() {
-    case "${TOKENWIRE_BACKEND:-}" in
-        cpu | gpu) echo "$TOKENWIRE_BACKEND" ;;
+    case "${SETUP_BACKEND:-}" in
+        cpu | gpu) echo "$SETUP_BACKEND" ;;
         '') if have nvidia-smi && nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then echo gpu; else echo cpu; fi ;;
-        *) fail "TOKENWIRE_BACKEND is '$TOKENWIRE_BACKEND': say cpu or gpu, or leave it out" ;;
+        *) fail "SETUP_BACKEND is '$SETUP_BACKEND': say cpu or gpu, or leave it out" ;;
     esac
 }
 

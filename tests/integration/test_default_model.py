@@ -11,7 +11,7 @@ import time
 import zipfile
 from pathlib import Path
 
-import numpy
+import numpy as np
 import pytest
 from gguf import GGUFReader, dequantize
 from tokenizers import Tokenizer
@@ -52,7 +52,7 @@ def test_the_weights_are_those_of_the_package_to_bfloat16s_precision(model, tmp_
     ):
         wanted = dequantize(tensors[name].data, tensors[name].tensor_type)
         # bfloat16 keeps 8 bits: half a unit in the last place is 2**-9 of the value.
-        numpy.testing.assert_allclose(read_bfloat16(model, ours), wanted, rtol=2**-8, atol=1e-38, err_msg=name)
+        np.testing.assert_allclose(read_bfloat16(model, ours), wanted, rtol=2**-8, atol=1e-38, err_msg=name)
 
 
 def test_the_tokenizer_keeps_every_character_and_knows_the_control_tokens(model):
@@ -96,13 +96,13 @@ def processes_with(word: str) -> list[int]:
     return found
 
 
-def read_bfloat16(model: Path, name: str) -> numpy.ndarray:
+def read_bfloat16(model: Path, name: str) -> np.ndarray:
     """A tensor of `model.safetensors` as float32 (the format: an 8-byte length, a JSON header, the data)."""
     with (model / "model.safetensors").open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         entry = json.loads(file.read(length))[name]
         start, end = entry["data_offsets"]
         file.seek(8 + length + start)
-        raw = numpy.frombuffer(file.read(end - start), dtype=numpy.uint16)
+        raw = np.frombuffer(file.read(end - start), dtype=np.uint16)
     assert entry["dtype"] == "BF16"
-    return (raw.astype(numpy.uint32) << 16).view(numpy.float32).reshape(entry["shape"])
+    return (raw.astype(np.uint32) << 16).view(np.float32).reshape(entry["shape"])

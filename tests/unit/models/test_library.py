@@ -6,6 +6,7 @@ import fcntl
 import json
 import re
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -33,7 +34,7 @@ def preparations(monkeypatch):
 
     def prepare(model, directory, progress):
         runs.append(model.alias)
-        made = library.Path(directory) / "model"
+        made = Path(directory) / "model"
         made.mkdir()
         (made / "config.json").write_text("{}")
         (made / "model.safetensors").write_bytes(b"weights")
@@ -108,7 +109,7 @@ def _garble_the_manifest(model):
 
 @pytest.mark.parametrize("damage", [_truncate, _flip, _lose_a_file, _lose_the_manifest, _garble_the_manifest])
 def test_a_damaged_cache_is_found_and_made_again(damage, cache, preparations, said):
-    model = library.Path(resolve(DEFAULT_MODEL, progress=said.append))
+    model = Path(resolve(DEFAULT_MODEL, progress=said.append))
     damage(model)
     resolve(DEFAULT_MODEL, progress=said.append)
     assert preparations == [DEFAULT_MODEL] * 2
