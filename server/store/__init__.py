@@ -1,0 +1,1 @@
+"""Conversations, responses and journals: the contract, its Redis, and a private server for it."""

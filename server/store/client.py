@@ -1,0 +1,149 @@
+"""One Redis, asked through redis-py: pool, scripts, deadlines, errors in our words."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from importlib import resources
+from typing import Any, Final
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.exceptions import NoScriptError, RedisError
+
+from server.config import StoreConfig
+from server.store.base import (
+    FencedError,
+    NotFoundError,
+    NotInConversationError,
+    ResponseRunningError,
+    StoreError,
+    StoreUnavailableError,
+    TurnQueueFullError,
+)
+from server.store.connection import connection_options
+from server.store.errors import masked, translated
+
+Argument = bytes | str | int | float
+
+
+@cache
+def script_source(name: str) -> str:
+    """Return a script with common.lua before it."""
+    scripts = resources.files("server.store") / "scripts"
+    return f"{(scripts / 'common.lua').read_text('utf-8')}\n{(scripts / f'{name}.lua').read_text('utf-8')}"
+
+
+@cache
+def script_digest(name: str) -> str:
+    """Return the name that Redis gives a script."""
+    return hashlib.sha1(script_source(name).encode(), usedforsecurity=False).hexdigest()
+
+
+class RedisClient:
+    """Runs commands and scripts; any fault comes out as a StoreError, after `operation_timeout_s` at the latest.
+
+    Each operation runs in a task of its own, and a cancelled caller leaves it alone: its reply is still read, so no
+    connection goes back to the pool in the middle of one. (redis-py would close the connection instead, but its
+    `wait_for` may swallow the cancellation on Python 3.11.)
+
+    Raises ValueError when the URL is malformed.
+    """
+
+    def __init__(self, url: str, config: StoreConfig) -> None:
+        self.shown_url: Final = masked(url)
+        self.options: Final = connection_options(url, config)
+        self._config = config
+        # The pool sets no limit to the wait for a connection: the operation's deadline does.
+        self._pool = BlockingConnectionPool(max_connections=config.max_connections, timeout=None, **self.options)
+        self._redis: Any = Redis(connection_pool=self._pool)  # redis-py leaves execute_command untyped
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    async def close(self) -> None:
+        """Stop what runs and close every connection; idempotent."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        try:
+            await self._pool.aclose()
+        except (RedisError, OSError):
+            pass  # the connections are gone either way
+
+    def key(self, kind: str, name: str) -> str:
+        """Return a key as common.lua makes it."""
+        return f"{self._config.key_prefix}:{kind}:{name}"
+
+    async def command(self, *arguments: Argument) -> Any:
+        """Run one command."""
+        return await self._shielded(arguments, None)
+
+    async def run(self, script: str, *arguments: Argument) -> list[Any]:
+        """Run a script of `scripts/` and return what it answers after `ok`; raise what it refuses."""
+        packed = (0, self._config.key_prefix, self._config.retention_s, *arguments)
+        answer: list[Any]
+        status, *answer = await self._shielded(("EVALSHA", script_digest(script), *packed), script)
+        if status != b"ok":
+            raise _REFUSALS[status](*(value.decode() for value in answer))
+        return answer
+
+    async def _shielded(self, arguments: tuple[Argument, ...], script: str | None) -> Any:
+        if self._closed:
+            raise StoreUnavailableError("the store is closed")
+        task = asyncio.create_task(self._perform(arguments, script), name="store operation")
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():  # by `close`, not our caller
+                raise StoreUnavailableError("the store was closed") from None
+            raise
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # its caller may be gone: the error counts as seen
+
+    async def _perform(self, arguments: tuple[Argument, ...], script: str | None) -> Any:
+        try:
+            async with asyncio.timeout(self._config.operation_timeout_s):
+                try:
+                    return await self._redis.execute_command(*arguments)
+                except NoScriptError:
+                    if script is None:
+                        raise
+                    # Redis was restarted, or sees this script for the first time: EVAL loads it.
+                    return await self._redis.execute_command("EVAL", script_source(script), *arguments[2:])
+        except TimeoutError:
+            raise self.timed_out() from None
+        except (RedisError, OSError) as error:
+            raise translated(error, self.shown_url) from error
+
+    def timed_out(self) -> StoreUnavailableError:
+        """Return the error of an operation that met its deadline."""
+        return StoreUnavailableError(
+            f"Redis at {self.shown_url} did not answer within {self._config.operation_timeout_s:g} s"
+        )
+
+
+def _not_found(kind: str, missing: str) -> StoreError:
+    return NotFoundError(kind, missing)  # type: ignore[arg-type]  # the scripts name no other kinds
+
+
+_REFUSALS: Final[dict[bytes, Callable[..., StoreError]]] = {
+    b"not_found": _not_found,
+    b"not_in_conversation": lambda response, conversation: NotInConversationError(
+        f"response {response} does not belong to conversation {conversation}"
+    ),
+    b"running": lambda response: ResponseRunningError(
+        f"response {response} has not ended yet; wait for its end, or cancel it"
+    ),
+    b"full": lambda conversation, most: TurnQueueFullError(
+        f"{most} turns wait in conversation {conversation} already; wait for an answer"
+    ),
+    b"fenced": lambda response: FencedError(f"response {response} has ended or was taken over by another gateway"),
+}

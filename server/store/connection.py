@@ -1,0 +1,127 @@
+"""Connections to Redis: their settings from a URL, and one that writes and reads in bulk."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import hiredis
+from redis import exceptions
+from redis.asyncio.connection import (
+    AbstractConnection,
+    Connection,
+    SSLConnection,
+    UnixDomainSocketConnection,
+    parse_url,
+)
+from redis.asyncio.retry import Retry
+from redis.backoff import ConstantBackoff, NoBackoff
+
+from server.config import StoreConfig
+from server.store.errors import masked
+
+# redis-py alone repeats every command 10 times. Two are enough to get past a connection that a restart has cut, and
+# the operation's deadline bounds them all. Our writes may be repeated: each is idempotent.
+RETRIES: Final = 2
+RETRY_PAUSE_S: Final = 0.05
+READ_BYTES: Final = 65_536  # replies to about 5,000 events
+
+
+def connection_options(url: str, config: StoreConfig) -> dict[str, Any]:
+    """Return redis-py's connection settings for a URL; options in its query string win over ours.
+
+    Raises ValueError when the URL is malformed.
+    """
+    options: dict[str, Any] = {
+        "connection_class": Connection,
+        "protocol": 2,  # nothing here needs RESP3, and its handshake costs round trips
+        "driver_info": None,
+        "client_name": "tokenwire",
+        "socket_timeout": config.operation_timeout_s,
+        "socket_connect_timeout": config.operation_timeout_s,
+        "retry": Retry(ConstantBackoff(RETRY_PAUSE_S), RETRIES),
+        # After a failover the old master answers READONLY: leave it, and look the name up again.
+        "retry_on_error": [exceptions.ReadOnlyError, exceptions.MasterDownError],
+    }
+    try:
+        options |= parse_url(url)
+        if options["connection_class"] is UnixDomainSocketConnection and not options.get("path"):
+            raise ValueError("no path")
+        _make(options["connection_class"], options)  # unknown options show here, not at the first command
+    except (ValueError, TypeError, exceptions.RedisError):
+        # The cause may quote a part of the password.
+        raise ValueError(
+            f"Redis URL {masked(url)} is not valid: write redis://[user:password@]host[:port][/db], rediss://…"
+            " for TLS, or unix:///path/to/socket"
+        ) from None
+    return options
+
+
+def _make(connection_class: type[AbstractConnection], options: dict[str, Any]) -> AbstractConnection:
+    return connection_class(**{name: value for name, value in options.items() if name != "connection_class"})
+
+
+class BulkConnection(AbstractConnection):
+    """A connection that sends packed commands in one write and takes their replies as hiredis parses them.
+
+    redis-py connects, signs in and selects the database; only the way of the bytes is ours.
+    """
+
+    async def exchange(self, packed: bytes, count: int) -> list[Any]:
+        """Send commands and return their `count` replies; an error reply is an exception in the list.
+
+        Anything that interrupts it (a fault, a cancellation, a deadline) drops the connection, so that no reply is
+        ever taken for another's. Raises redis.exceptions.ConnectionError, OSError.
+        """
+        if not self.is_connected:
+            await self.connect()  # type: ignore[no-untyped-call]  # so in redis-py
+        reader, writer = self._reader, self._writer
+        if reader is None or writer is None:
+            raise exceptions.ConnectionError("the connection was closed")
+        try:
+            writer.write(packed)
+            await writer.drain()
+            parser = hiredis.Reader(replyError=self._parser.parse_error)
+            replies: list[Any] = []
+            while len(replies) < count:
+                received = await reader.read(READ_BYTES)
+                if not received:
+                    raise exceptions.ConnectionError("Redis closed the connection")
+                parser.feed(received)
+                while (reply := parser.gets()) is not False:
+                    replies.append(reply)
+        except BaseException:
+            self.drop()
+            raise
+        return replies
+
+    def drop(self) -> None:
+        """Close at once, without waiting; the next exchange connects anew."""
+        self._parser.on_disconnect()  # type: ignore[no-untyped-call]  # so in redis-py
+        self._close()  # type: ignore[no-untyped-call]  # so in redis-py
+
+
+class _BulkTcp(BulkConnection, Connection):
+    pass
+
+
+class _BulkTls(BulkConnection, SSLConnection):
+    pass
+
+
+class _BulkUnix(BulkConnection, UnixDomainSocketConnection):
+    pass
+
+
+_BULK: Final[dict[type[AbstractConnection], type[BulkConnection]]] = {
+    Connection: _BulkTcp,
+    SSLConnection: _BulkTls,
+    UnixDomainSocketConnection: _BulkUnix,
+}
+
+
+def bulk_connection(options: dict[str, Any]) -> BulkConnection:
+    """Make a bulk connection from `connection_options`; it connects on first use, without retries of its own."""
+    made = _make(_BULK[options["connection_class"]], options | {"retry": Retry(NoBackoff(), 0)})
+    if not isinstance(made, BulkConnection):
+        raise TypeError(type(made).__name__)
+    return made

@@ -1,0 +1,105 @@
+"""Journals in Redis: events in as few bytes and instructions as possible, and out again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from redis import exceptions
+
+from server.config import StoreConfig
+from server.store.base import JournalEntry
+from server.store.client import RedisClient
+from server.store.connection import BulkConnection
+from server.store.errors import refusal, translated
+
+
+def packed_key(key: bytes) -> bytes:
+    """Return the part of an event's XADD that its stream decides.
+
+    NOMKSTREAM: the log of a response that was deleted does not come back.
+    """
+    return b"*6\r\n$4\r\nXADD\r\n$%d\r\n%b\r\n$10\r\nNOMKSTREAM\r\n$" % (len(key), key)
+
+
+def packed_event(stream: bytes, entry_id: bytes, data: bytes) -> bytes:
+    """Return the XADD of one event. stream: from `packed_key`."""
+    return b"%b%d\r\n%b\r\n$1\r\ne\r\n$%d\r\n%b\r\n" % (stream, len(entry_id), entry_id, len(data), data)
+
+
+class JournalStore:
+    """The journal part of `Store`; see there.
+
+    `{p}:events:<response>` is a stream; an entry's id is `<epoch>-<sequence_number>`, its only field `e` the event.
+    Redis refuses an id that is not greater than the newest, which makes repeating harmless and fences: `claim` lifts
+    the newest id past the old epoch.
+    """
+
+    _client: RedisClient
+    _config: StoreConfig
+    _lock: asyncio.Lock
+    _connection: BulkConnection
+
+    async def append(self, entries: Sequence[JournalEntry]) -> frozenset[str]:
+        """Write events in one round trip; return the ids of responses that were refused (taken over, or deleted).
+
+        One batch at a time. Repeating entries that are there already is harmless.
+        """
+        if not entries:
+            return frozenset()
+        packed = self._pack(entries)
+        async with self._lock:
+            replies = await self._exchange(packed, len(entries))
+        doubtful: dict[str, int] = {}
+        for entry, reply in zip(entries, replies, strict=True):
+            if type(reply) is not bytes:
+                self._check(reply)
+                doubtful[entry.response_id] = entry.epoch
+        return await self._stale(doubtful) if doubtful else frozenset()
+
+    async def read_events(self, response_id: str, *, after: int, count: int) -> list[tuple[int, bytes]]:
+        """Return (sequence_number, event) after a sequence number (-1: from the start), oldest first; [] if expired."""
+        (events,) = await self._client.run("read_events", response_id, after, count)
+        return [(int(number), data) for number, data in zip(events[::2], events[1::2], strict=True)]
+
+    def _pack(self, entries: Sequence[JournalEntry]) -> bytes:
+        streams: dict[str, bytes] = {}
+        packed = []
+        for entry in entries:
+            stream = streams.get(entry.response_id)
+            if stream is None:
+                stream = packed_key(self._client.key("events", entry.response_id).encode())
+                streams[entry.response_id] = stream
+            packed.append(packed_event(stream, b"%d-%d" % (entry.epoch, entry.sequence_number), entry.data))
+        return b"".join(packed)
+
+    async def _exchange(self, packed: bytes, count: int) -> list[Any]:
+        """Exchange with one repeat on a new connection: the old one may have died unnoticed, between two answers."""
+        try:
+            async with asyncio.timeout(self._config.operation_timeout_s):
+                try:
+                    return await self._connection.exchange(packed, count)
+                except (exceptions.ConnectionError, OSError):
+                    return await self._connection.exchange(packed, count)
+        except TimeoutError:
+            raise self._client.timed_out() from None
+        except (exceptions.RedisError, OSError) as error:
+            raise translated(error, self._client.shown_url) from error
+
+    def _check(self, reply: object) -> None:
+        """Pass a missing stream and an id that is not greater; raise every other refusal."""
+        if reply is None or (isinstance(reply, exceptions.RedisError) and "equal or smaller" in str(reply)):
+            return
+        error = (
+            reply if isinstance(reply, exceptions.RedisError) else exceptions.RedisError(f"unexpected reply {reply!r}")
+        )
+        if refusal(error) in {"READONLY", "MASTERDOWN"}:
+            self._connection.drop()  # a failover: look for the new master
+        raise translated(error, self._client.shown_url) from error
+
+    async def _stale(self, doubtful: dict[str, int]) -> frozenset[str]:
+        """Tell repeated entries from refused ones: ask who holds those responses now."""
+        pairs = [part for pair in doubtful.items() for part in pair]
+        (stale,) = await self._client.run("stale", *pairs)
+        return frozenset(response.decode() for response in stale)

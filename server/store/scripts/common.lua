@@ -1,0 +1,112 @@
+-- Put before every script. ARGV[1]: key prefix, ARGV[2]: retention in seconds; a script's own arguments start at 3.
+-- Keys are derived here, not declared: this runs on one Redis (with replicas if you like), not on Redis Cluster.
+-- The kind comes before the id in every key, so no id, whatever a client sends, can name a key of another kind.
+local prefix, retention = ARGV[1], tonumber(ARGV[2])
+local ENDED = { completed = true, incomplete = true, failed = true }
+
+local function key(kind, id)
+  return prefix .. ':' .. kind .. ':' .. id
+end
+
+-- The owner's length keeps "a:b" + "c" apart from "a" + "b:c".
+local function command_key(kind, owner, command_id)
+  return key(kind, #owner .. ':' .. owner .. ':' .. command_id)
+end
+
+local function get(id, field)
+  return redis.call('HGET', key('response', id), field)
+end
+
+local function owned(kind, id, owner)
+  return redis.call('HGET', key(kind, id), 'owner') == owner
+end
+
+-- A conversation as records.py reads it, or nil.
+local function conversation_fields(id)
+  local fields = redis.call('HMGET', key('conversation', id), 'owner', 'created_at', 'updated_at', 'metadata', 'head')
+  if not fields[1] then
+    return nil
+  end
+  local running = redis.call('LINDEX', key('queue', id), 0) or ''
+  return { id, fields[1], fields[2], fields[3], fields[4], fields[5], running }
+end
+
+-- Time stands still inside a script, so all keys of a thread expire in the same millisecond. The log of a response
+-- is not among them: it lives as long as the answer runs and journal_ttl_s longer.
+local function refresh(thread)
+  local members = key('thread', thread)
+  for _, id in ipairs(redis.call('SMEMBERS', members)) do
+    redis.call('EXPIRE', key('response', id), retention)
+  end
+  redis.call('EXPIRE', members, retention)
+  redis.call('EXPIRE', key('conversation', thread), retention)
+  redis.call('EXPIRE', key('queue', thread), retention)
+end
+
+-- Marks a conversation as just used.
+local function touch(conversation, owner)
+  local time = redis.call('TIME')
+  local used = key('conversations', owner)
+  redis.call('HSET', key('conversation', conversation), 'updated_at', time[1])
+  redis.call('ZADD', used, string.format('%d%03d', time[1], math.floor(time[2] / 1000)), conversation)
+  redis.call('EXPIRE', used, retention)
+end
+
+-- Turns before this one that have not ended.
+local function position(conversation, id)
+  local before = 0
+  if conversation == '' then
+    return before
+  end
+  for _, other in ipairs(redis.call('LRANGE', key('queue', conversation), 0, -1)) do
+    if other == id then
+      return before
+    end
+    if not ENDED[get(other, 'status')] then
+      before = before + 1
+    end
+  end
+  return 0
+end
+
+-- Fixes what a response follows: what the client named, else the conversation's head of this moment.
+local function link(id)
+  local record = redis.call('HMGET', key('response', id), 'parent', 'previous', 'conversation')
+  local parent = record[1] or record[2]
+  if parent == '' and not record[1] and record[3] ~= '' then
+    parent = redis.call('HGET', key('conversation', record[3]), 'head') or ''
+  end
+  redis.call('HSET', key('response', id), 'parent', parent)
+  return parent
+end
+
+-- Items of the chain that ends with `id`, oldest first, as JSON lists; nil and the missing id where it is broken.
+local function chain(conversation, id)
+  local newest_first, size = {}, 0
+  while id ~= '' do
+    local record = redis.call('HMGET', key('response', id), 'parent', 'input', 'output', 'conversation')
+    if not record[1] then
+      return nil, id
+    end
+    newest_first[size + 1], newest_first[size + 2] = record[3], record[2]
+    size = size + 2
+    id, conversation = record[1], record[4]
+  end
+  local items = {}
+  if conversation ~= '' then
+    items[1] = redis.call('HGET', key('conversation', conversation), 'items')
+  end
+  for index = size, 1, -1 do
+    items[#items + 1] = newest_first[index]
+  end
+  return items
+end
+
+-- Everything of a response, as records.py reads it.
+local function response_fields(id)
+  local newest = redis.call('XREVRANGE', key('events', id), '+', '-', 'COUNT', 1)[1]
+  local fields = redis.call('HGETALL', key('response', id))
+  fields[#fields + 1] = 'last_event'
+  fields[#fields + 1] = newest and string.match(newest[1], '%-(%d+)$') or get(id, 'last_sequence_number')
+  return fields
+end

@@ -1,0 +1,21 @@
+-- Arguments: response, epoch.
+local id, epoch = ARGV[3], tonumber(ARGV[4])
+local record = redis.call('HMGET', key('response', id), 'epoch', 'status', 'conversation')
+if not record[1] then
+  return { 'not_found', 'response', id }
+end
+if tonumber(record[1]) > epoch or ENDED[record[2]] then
+  return { 'fenced', id }
+end
+local before = position(record[3], id)
+if before > 0 then
+  return { 'ok', 'waiting', before }
+end
+local parent = link(id)
+redis.call('HSET', key('response', id), 'status', 'in_progress')
+redis.call('EXPIRE', key('events', id), retention)
+local items, missing = chain(record[3], parent)
+if not items then
+  return { 'not_found', 'previous_response', missing }
+end
+return { 'ok', 'ready', parent, items }
