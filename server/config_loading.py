@@ -57,15 +57,9 @@ def load_config(flags: Mapping[str, Any], env: Mapping[str, str], file: Path | N
     except ValidationError as error:
         faults += [line for detail in error.errors() for line in _explain(detail, origins)]
         raise ConfigError(faults) from None
-    faults += _missing_sources(config, origins)
     if faults:
         raise ConfigError(faults)
     return config
-
-
-def looks_like_path(source: str) -> bool:
-    """Whether a model's source can only mean a file or folder, as opposed to a hub id or a known name."""
-    return source.startswith(("/", "./", "../")) or source in {".", ".."}
 
 
 def setting_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
@@ -193,14 +187,3 @@ def _suggest_key(path: Sequence[str | int]) -> str:
 def _suggest(name: str, known: Iterator[str] | map[str]) -> str:
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {nearest[0]}?" if nearest else "; tokenwire.example.toml lists them all"
-
-
-def _missing_sources(config: Config, origins: Mapping[str, str]) -> list[str]:
-    if config.engine != "vllm":
-        return []
-    return [
-        f"{_where(f'models.{name}.source', origins)}: {model.source} does not exist; "
-        "give the folder of a model, a hub id, or leave the models out for the default one"
-        for name, model in config.models.items()
-        if looks_like_path(model.source) and not Path(model.source).exists()
-    ]
