@@ -2,7 +2,7 @@
 
 It speaks the part of the wire that the page uses, keeps everything in memory, and echoes the user's text word by
 word. A turn whose text starts with a word of `SCRIPTS` plays that fault first. Run it by hand to work on the page:
-`python tests/unit/web/standin.py 8123`.
+`python tests/e2e/standin.py 8123`.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
-WEB = Path(__file__).parents[3] / "web"
+WEB = Path(__file__).parents[2] / "web"
 SCRIPTS = ("!queue", "!refuse", "!cut", "!final", "!fail", "!silent")
 
 
@@ -105,6 +105,9 @@ class StandIn:
         body = file.read_bytes()
         kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
         headers = Headers({"Content-Type": kind, "Content-Length": str(len(body)), "Connection": "close"})
+        headers["Content-Security-Policy"] = (
+            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'"
+        )
         return Response(200, "OK", headers, body)
 
     async def _connection(self, connection: ServerConnection) -> None:
@@ -138,10 +141,17 @@ class StandIn:
     async def _conversation_create(self, _, command: dict) -> dict:
         if command["id"] not in self.answers:
             number = next(self.numbers)
-            conversation = {"id": f"conv_{number}", "object": "conversation", "created_at": 1_700_000_000 + number}
-            conversation |= {"updated_at": conversation["created_at"], "metadata": command.get("metadata", {}), "running_response": None}
-            self.conversations[conversation["id"]] = conversation
-            self.items[conversation["id"]] = []
+            conversation_id, now = f"conv_{number}", 1_700_000_000 + number
+            conversation = {
+                "id": conversation_id,
+                "object": "conversation",
+                "created_at": now,
+                "updated_at": now,
+                "metadata": command.get("metadata", {}),
+                "running_response": None,
+            }
+            self.conversations[conversation_id] = conversation
+            self.items[conversation_id] = []
             self.answers[command["id"]] = {"type": "conversation.created", "conversation": conversation}
         return self.answers[command["id"]]
 
@@ -155,7 +165,11 @@ class StandIn:
         newest = sorted(self.conversations.values(), key=lambda conversation: -conversation["updated_at"])
         start = next((i + 1 for i, c in enumerate(newest) if c["id"] == command.get("after")), 0)
         limit = command.get("limit", 20)
-        return {"type": "conversation.listed", "data": newest[start : start + limit], "has_more": len(newest) > start + limit}
+        return {
+            "type": "conversation.listed",
+            "data": newest[start : start + limit],
+            "has_more": len(newest) > start + limit,
+        }
 
     async def _conversation_delete(self, _, command: dict) -> dict:
         return {"type": "conversation.deleted", "conversation": self.conversations.pop(command["conversation"])}
@@ -164,14 +178,20 @@ class StandIn:
         items = self.items[command["conversation"]]
         start = next((i + 1 for i, item in enumerate(items) if item["id"] == command.get("after")), 0)
         limit = command.get("limit", 20)
-        return {"type": "conversation.items.listed", "conversation": command["conversation"], "data": items[start : start + limit], "has_more": len(items) > start + limit}
+        return {
+            "type": "conversation.items.listed",
+            "conversation": command["conversation"],
+            "data": items[start : start + limit],
+            "has_more": len(items) > start + limit,
+        }
 
     async def _response_create(self, connection: ServerConnection, command: dict) -> dict | None:
         script = command["input"].split()[0]
         if script == "!refuse":
             return error(429, "rate_limit_exceeded", "Too many turns. Try again in 2 seconds.")
         if script == "!final" and self.closing:
-            return await connection.close(1008, "This server is closed to you.")
+            await connection.close(1008, "This server is closed to you.")
+            return None
         if script == "!silent":
             return None  # as a server that hangs before it accepts
         run = self.turns.get(command["id"])
@@ -206,8 +226,15 @@ class StandIn:
 
     async def _answer(self, run: Run, text: str, script: str) -> None:
         items = self.items[run.conversation]
-        items.append(message(f"msg_{next(self.numbers)}", "user", "completed", "input_text", text, run.id))
-        response = {"id": run.id, "object": "response", "created_at": 1, "status": "in_progress", "model": "stand-in", "output": []}
+        items.append(message(f"msg_{next(self.numbers)}", "user", text, run.id))
+        response = {
+            "id": run.id,
+            "object": "response",
+            "created_at": 1,
+            "status": "in_progress",
+            "model": "stand-in",
+            "output": [],
+        }
         self.conversations[run.conversation]["running_response"] = run.id
         if script == "!queue":
             await self._queue(run, response)
@@ -223,10 +250,11 @@ class StandIn:
                 for connection in list(self.connections):
                     connection.transport.abort()
             if script == "!fail" and len(said) > 12:
-                return await self._fail(run, response)
+                await self._fail(run, response)
+                return
             await asyncio.sleep(self.word_seconds)
         status = "incomplete" if run.cancelled else "completed"
-        item = message(item_id, "assistant", status, "output_text", said, run.id)
+        item = message(item_id, "assistant", said, run.id, status)
         items.append(item)
         self.conversations[run.conversation]["running_response"] = None
         why = {"incomplete_details": {"reason": "cancelled"}} if run.cancelled else {}
@@ -234,7 +262,11 @@ class StandIn:
 
     async def _queue(self, run: Run, response: dict) -> None:
         queued = {**response, "status": "queued"}
-        await run.emit("response.queued", response=queued, tokenwire={"reason": "admission", "position": 3, "estimated_wait_ms": 4000})
+        await run.emit(
+            "response.queued",
+            response=queued,
+            tokenwire={"reason": "admission", "position": 3, "estimated_wait_ms": 4000},
+        )
         await asyncio.sleep(0.6)
         await run.emit("response.queued", response=queued, tokenwire={"reason": "model_loading", "progress": 0.4})
         await asyncio.sleep(0.6)
@@ -245,12 +277,24 @@ class StandIn:
         await run.emit("response.failed", response={**response, "status": "failed", "error": failure})
 
 
-def message(item_id: str, role: str, status: str, kind: str, text: str, response_id: str) -> dict:
-    return {"id": item_id, "type": "message", "role": role, "status": status, "content": [{"type": kind, "text": text}], "response_id": response_id}
+def message(item_id: str, role: str, text: str, response_id: str, status: str = "completed") -> dict:
+    content = [{"type": "input_text" if role == "user" else "output_text", "text": text}]
+    return {
+        "id": item_id,
+        "type": "message",
+        "role": role,
+        "status": status,
+        "content": content,
+        "response_id": response_id,
+    }
 
 
 def error(status: int, code: str, text: str) -> dict:
-    return {"type": "error", "status": status, "error": {"type": "invalid_request_error", "code": code, "message": text, "param": None}}
+    return {
+        "type": "error",
+        "status": status,
+        "error": {"type": "invalid_request_error", "code": code, "message": text, "param": None},
+    }
 
 
 if __name__ == "__main__":

@@ -1,0 +1,237 @@
+"""The chat page against the real server with the echo engine, which answers with the user's own words."""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, expect
+
+from tests.e2e.browser import ChatPage
+from tests.e2e.conftest import ROOT, ServerProcess
+
+Open = Callable[[str], ChatPage]
+LONG = " ".join(f"word{number}" for number in range(400))
+
+
+def test_a_message_streams_and_completes(server: ServerProcess, open_page: Open):
+    chat = open_page(server.url)
+    words = " ".join(f"stream{number}" for number in range(60))
+    chat.send(words)
+    expect(chat.input).to_have_value("")
+    chat.wait_for_text("stream3")
+    chat.expect_status("streaming")
+    part = chat.answer.text_content() or ""
+    assert words.startswith(part.strip())
+    assert len(part) < len(words)
+    chat.expect_status("completed")
+    assert chat.answer.text_content() == words
+    expect(chat.stop_button).to_be_hidden()
+
+
+def test_line_ends_and_all_scripts_arrive_unchanged(server: ServerProcess, open_page: Open):
+    chat = open_page(server.url)
+    text = "one\ntwo\n\n你好 世界 🫠🥹 龜 👩‍👩‍👧 🇨🇭 नमस्ते"
+    chat.input.fill("one")
+    chat.input.press("Shift+Enter")
+    chat.input.press_sequentially("two")
+    expect(chat.input).to_have_value("one\ntwo")
+    answer = chat.ask(text)
+    assert answer == text
+    assert chat.questions.last.text_content() == text
+
+
+def test_stop_keeps_the_partial_text_across_a_reload_and_the_next_turn_works(server: ServerProcess, open_page: Open):
+    """Row 5 of the cases."""
+    chat = open_page(server.url)
+    chat.send(LONG)
+    chat.wait_for_text("word5")
+    chat.input.press("Escape")
+    chat.expect_status("stopped")
+    partial = chat.answer.text_content() or ""
+    assert LONG.startswith(partial.strip())
+    assert len(partial) < len(LONG)
+    chat.page.reload()
+    chat.expect_status("stopped")
+    assert chat.answer.text_content() == partial
+    expect(chat.answers.last).to_contain_text("Stopped")
+    assert chat.ask("and on we go") == "and on we go"
+
+
+def test_stop_before_the_first_word_and_twice(server: ServerProcess, open_page: Open):
+    """Row 4 of the cases."""
+    chat = open_page(server.url)
+    chat.ask("first")
+    chat.send(LONG)
+    chat.stop_button.click()
+    chat.input.press("Escape")
+    chat.expect_status("stopped")
+    assert chat.ask("after the stop") == "after the stop"
+
+
+def test_a_new_conversation_while_the_old_one_streams(server: ServerProcess, open_page: Open):
+    """Row 10 of the cases: nothing of one ever shows in the other."""
+    chat = open_page(server.url)
+    old = " ".join(f"old{number}" for number in range(120))
+    chat.send(old)
+    chat.wait_for_text("old3")
+    chat.new()
+    assert chat.ask("a fresh start") == "a fresh start"
+    expect(chat.page.locator("#messages")).not_to_contain_text("old")
+    chat.listed.filter(has_text="old0").click()
+    chat.expect_status("completed")
+    assert chat.answer.text_content() == old
+    expect(chat.page.locator("#messages")).not_to_contain_text("fresh")
+
+
+def test_reload_in_the_middle_of_an_answer_catches_up(server: ServerProcess, open_page: Open):
+    chat = open_page(server.url)
+    words = " ".join(f"catch{number}" for number in range(120))
+    chat.send(words)
+    chat.wait_for_text("catch3")
+    chat.page.reload()
+    chat.expect_status("streaming")
+    expect(chat.questions).to_have_count(1)
+    chat.expect_status("completed")
+    assert chat.answer.text_content() == words
+    expect(chat.answers).to_have_count(1)
+
+
+def test_two_tabs_of_one_running_conversation(server: ServerProcess, open_page: Open):
+    chat = open_page(server.url)
+    words = " ".join(f"both{number}" for number in range(100))
+    chat.send(words)
+    chat.wait_for_text("both3")
+    second = open_page(server.url)
+    second.page.goto(chat.page.url)
+    second.expect_status("completed")
+    chat.expect_status("completed")
+    assert second.answer.text_content() == chat.answer.text_content() == words
+
+
+def test_reopen_from_the_list_and_by_the_back_button(server: ServerProcess, open_page: Open):
+    chat = open_page(server.url)
+    chat.ask("about apples")
+    chat.new()
+    chat.ask("about pears")
+    expect(chat.listed.first).to_have_text("about pears")
+    chat.reopen("about apples")
+    assert chat.answer.text_content() == "about apples"
+    expect(chat.listed.filter(has_text="about apples")).to_have_attribute("aria-current", "page")
+    chat.page.go_back()
+    expect(chat.answer).to_have_text("about pears")
+
+
+def test_delete_asks_once_and_forgets(server: ServerProcess, open_page: Open):
+    chat = open_page(server.url)
+    chat.ask("to be deleted")
+    remove = chat.page.get_by_role("button", name="Delete “to be deleted”")
+    remove.click()
+    expect(chat.listed.filter(has_text="to be deleted")).to_have_count(1)
+    address = chat.page.url
+    remove.click()
+    expect(chat.listed.filter(has_text="to be deleted")).to_have_count(0)
+    expect(chat.page.locator("#welcome")).to_be_visible()
+    chat.page.goto(address)
+    expect(chat.page.locator("#notice")).to_be_visible()
+
+
+def test_answers_are_inert(server: ServerProcess, open_page: Open):
+    """Row 24 of the cases: markup and links stay characters, and no request leaves (see `open_page`)."""
+    chat = open_page(server.url)
+    hostile = (
+        '<img src=x onerror="window.hit=1"> <script>window.hit=1</script> [x](javascript:window.hit=1) '
+        "![i](http://192.0.2.1/i.png) <svg onload=window.hit=1> <a href='javascript:window.hit=1'>x</a>"
+    )
+    assert chat.ask(hostile) == hostile
+    chat.page.reload()
+    chat.expect_status("completed")
+    assert chat.answer.text_content() == hostile
+    assert chat.page.locator("#messages").locator("img, script, svg, a, iframe").count() == 0
+    assert chat.page.evaluate("window.hit") is None
+    expect(chat.listed.first).to_contain_text("<img")
+
+
+def test_the_conversation_is_there_after_a_server_restart(tmp_path: Path, open_page: Open):
+    """The open page reconnects by itself and goes on."""
+    server = ServerProcess(tmp_path, "--echo-rate", "200", "--echo-ttft", "5").start()
+    try:
+        chat = open_page(server.url)
+        chat.ask("remember the lighthouse")
+        chat.input.fill("typed before the restart")
+        server.restart()
+        expect(chat.banner).to_be_hidden(timeout=20_000)
+        expect(chat.input).to_have_value("typed before the restart")
+        chat.input.press("Enter")
+        expect(chat.answers).to_have_count(2)
+        chat.expect_status("completed")
+        assert chat.answer.text_content() == "typed before the restart"
+        chat.page.reload()
+        expect(chat.questions).to_have_count(2)
+        expect(chat.questions.first).to_have_text("remember the lighthouse")
+        # While the server was away the browser itself reported the failed attempts.
+        chat.problems[:] = [problem for problem in chat.problems if "WebSocket" not in problem]
+    finally:
+        server.stop()
+
+
+def test_a_refusal_is_shown_in_place_and_the_text_stays(server: ServerProcess, open_page: Open):
+    chat = open_page(server.url)
+    chat.ask("hello")
+    too_long = "x" * 1_500_000  # more than the server takes in one message
+    chat.input.fill(too_long)
+    chat.input.press("Enter")
+    expect(chat.problem).to_be_visible(timeout=20_000)
+    assert chat.input.input_value() == too_long
+    assert chat.ask("still here") == "still here"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+def test_nothing_is_wider_than_the_screen(
+    server: ServerProcess, browser: Browser, *, width: int, height: int, scheme: Literal["light", "dark"]
+):
+    touch = width < 500
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, color_scheme=scheme, has_touch=touch, is_mobile=touch
+    )
+    try:
+        chat = ChatPage(context, server.url)
+        chat.ask("a" * 300 + "\nfits")
+        assert chat.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert chat.page.locator("#scroll").evaluate("box => box.scrollWidth <= box.clientWidth")
+        if touch:
+            chat.page.get_by_role("button", name="Show conversations").click()
+            expect(chat.listed.first).to_be_in_viewport()
+            chat.page.keyboard.press("Escape")
+            expect(chat.page.locator("#sidebar")).not_to_be_in_viewport()
+        assert chat.problems == []
+    finally:
+        context.close()
+
+
+def test_screenshot(context: BrowserContext, tmp_path: Path, open_page: Open):
+    """README's picture; the tracked file changes only when asked, so that a test run leaves the tree clean."""
+    tracked = ROOT / "docs" / "images" / "page.png"
+    path = tracked if os.environ.get("TOKENWIRE_UPDATE_SCREENSHOTS") == "1" else tmp_path / "page.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    server = ServerProcess(tmp_path / "data", "--echo-rate", "300").start()
+    try:
+        chat = open_page(server.url)
+        for title in ("A slow weekend in Lisbon", "Quaternions, for a gardener", "Names for a lighthouse cat"):
+            chat.ask(title)
+            chat.new()
+        chat.ask("What happens when I press Enter?")
+        chat.ask(
+            "Each word is written to Redis first and then sent to you, so an answer survives a lost connection.\n\n"
+            "1. Your message joins the line.\n2. The model answers, word by word.\n"
+            "3. Close the lid, come back: the rest is here."
+        )
+        chat.input.fill("And if the server restarts?")
+        chat.page.mouse.move(700, 400)
+        chat.page.screenshot(path=path)
+        assert re.match(rb"\x89PNG", path.read_bytes())
+    finally:
+        server.stop()

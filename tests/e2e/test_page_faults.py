@@ -1,0 +1,158 @@
+"""The page under faults that the real server shows seldom, played by the stand-in."""
+
+from collections.abc import Callable
+
+from playwright.sync_api import expect
+
+from tests.e2e.browser import ChatPage
+from tests.e2e.standin import StandIn
+
+Open = Callable[[str], ChatPage]
+LONGEST_TASK_MS = 300  # about 55 ms when the machine is idle; a whole re-render per delta would take seconds
+
+
+def kinds(stand_in: StandIn, kind: str) -> list[dict]:
+    return [command for command in stand_in.commands if command["type"] == kind]
+
+
+def quiet(chat: ChatPage) -> None:
+    """Forgets the browser's own report of cut sockets, which these tests cause."""
+    chat.problems[:] = [problem for problem in chat.problems if "WebSocket" not in problem]
+
+
+def test_queue_position_and_model_loading_are_told(stand_in: StandIn, open_page: Open):
+    chat = open_page(stand_in.url)
+    chat.send("!queue please")
+    expect(chat.answers.last).to_contain_text("Waiting in line, number 3, about 4 s")
+    expect(chat.answers.last).to_contain_text("Loading the model 40 %")
+    chat.expect_status("completed")
+    expect(chat.answers.last).not_to_contain_text("Loading")
+
+
+def test_a_refused_turn_gives_the_text_back(stand_in: StandIn, open_page: Open):
+    chat = open_page(stand_in.url)
+    chat.send("!refuse this")
+    expect(chat.problem).to_have_text("Too many turns. Try again in 2 seconds.")
+    expect(chat.input).to_have_value("!refuse this")
+    expect(chat.questions).to_have_count(0)
+    chat.input.press_sequentially("x")
+    expect(chat.problem).to_be_hidden()
+
+
+def test_a_cut_in_the_middle_of_an_answer_gives_one_complete_copy(stand_in: StandIn, open_page: Open):
+    chat = open_page(stand_in.url)
+    words = "!cut " + " ".join(f"word{number}" for number in range(60))
+    assert chat.ask(words) == words
+    assert len(kinds(stand_in, "response.retrieve")) == 1
+    quiet(chat)
+
+
+def test_every_retryable_close_code_is_survived(stand_in: StandIn, open_page: Open):
+    chat = open_page(stand_in.url)
+    stand_in.word_seconds = 0.03
+    words = " ".join(f"word{number}" for number in range(60))
+    chat.send(words)
+    for number, code in enumerate((1000, 1001, 1011, 1012, 1013, None), start=1):
+        chat.wait_for_text(f"word{number * 2}")
+        stand_in.cut_all(code)
+    chat.expect_status("completed")
+    assert chat.answer.text_content() == words
+    quiet(chat)
+
+
+def test_the_banner_tells_of_a_lost_server_and_the_text_is_sent_once_it_is_back(stand_in: StandIn, open_page: Open):
+    chat = open_page(stand_in.url)
+    chat.ask("hello")
+    port = stand_in.port
+    stand_in.stop()
+    expect(chat.banner).to_contain_text("Reconnecting")
+    chat.send("sent while away")
+    expect(chat.questions.last).to_have_text("sent while away")
+    stand_in.start(port)
+    chat.expect_status("completed")
+    assert chat.answer.text_content() == "sent while away"
+    assert len(kinds(stand_in, "response.create")) == 2
+    expect(chat.banner).to_be_hidden()
+    quiet(chat)
+
+
+def test_a_stop_while_the_server_is_away_gives_the_text_back(stand_in: StandIn, open_page: Open):
+    chat = open_page(stand_in.url)
+    chat.ask("hello")
+    stand_in.stop()
+    expect(chat.banner).to_be_visible()
+    chat.send("never mind")
+    chat.input.press("Escape")
+    expect(chat.input).to_have_value("never mind")
+    expect(chat.questions).to_have_count(1)
+    stand_in.start(stand_in.port)
+    expect(chat.banner).to_be_hidden(timeout=15_000)
+    assert len(kinds(stand_in, "response.create")) == 1
+    quiet(chat)
+
+
+def test_a_reload_before_the_turn_was_accepted_sends_it_once(stand_in: StandIn, open_page: Open):
+    """Row 7 of the cases: the same id goes out again, also from the reloaded page."""
+    chat = open_page(stand_in.url)
+    chat.send("!silent as the grave")
+    expect(chat.questions).to_have_count(1)
+    chat.page.wait_for_url("**#conv_*")
+    chat.page.reload()
+    expect(chat.input).to_have_value("!silent as the grave")
+    chat.input.press("Enter")
+    expect(chat.answers).to_have_count(1)
+    chat.page.get_by_role("button", name="Stop the answer").click()
+    first, second = kinds(stand_in, "response.create")
+    assert first["id"] == second["id"]
+    assert len(stand_in.conversations) == 1
+
+
+def test_a_final_close_says_why_and_can_be_tried_again(stand_in: StandIn, open_page: Open):
+    chat = open_page(stand_in.url)
+    chat.send("!final words")
+    expect(chat.banner).to_contain_text("This server is closed to you.")
+    expect(chat.input).to_have_value("!final words")
+    stand_in.closing = False
+    chat.page.get_by_role("button", name="Try now").click()
+    expect(chat.banner).to_be_hidden()
+    chat.input.press("Enter")
+    chat.expect_status("completed")
+
+
+def test_a_failed_answer_keeps_its_text_and_says_why(stand_in: StandIn, open_page: Open):
+    chat = open_page(stand_in.url)
+    chat.send("!fail after these words have come")
+    chat.expect_status("failed")
+    expect(chat.answer).to_have_text("!fail after these")
+    expect(chat.answers.last).to_contain_text("The model stopped working.")
+    assert chat.ask("next") == "next"
+
+
+def test_five_thousand_words_stay_smooth(stand_in: StandIn, open_page: Open):
+    """Appending costs the same at the end of a long answer as at its start: no task blocks the page for long."""
+    stand_in.word_seconds = 0
+    chat = open_page(stand_in.url)
+    words = "\n".join(" ".join(f"w{line}x{word}" for word in range(10)) for line in range(500))
+    chat.input.fill(words)  # Chromium itself needs a second for that; what is measured begins after it
+    chat.page.evaluate(
+        "() => { window.longest = 0; new PerformanceObserver((list) => { for (const entry of list.getEntries())"
+        " window.longest = Math.max(window.longest, entry.duration); }).observe({ entryTypes: ['longtask'] }); }"
+    )
+    chat.input.press("Enter")
+    chat.expect_status("completed")
+    assert chat.answer.text_content() == words
+    longest = chat.page.evaluate("window.longest")
+    print(f"longest task while 5,000 words streamed: {longest:.0f} ms")
+    assert longest < LONGEST_TASK_MS
+
+
+def test_a_long_history_is_read_page_by_page(stand_in: StandIn, open_page: Open):
+    chat = open_page(stand_in.url)
+    chat.ask("first")
+    conversation = chat.page.url.split("#")[1]
+    stand_in.items[conversation] *= 120
+    for number, item in enumerate(stand_in.items[conversation]):
+        stand_in.items[conversation][number] = {**item, "id": f"msg_{number}"}
+    chat.page.reload()
+    expect(chat.questions).to_have_count(120)
+    expect(chat.answers.last).to_be_in_viewport()
