@@ -1,0 +1,1 @@
+"""Inference behind one contract (`base.Engine`), whatever makes the tokens."""

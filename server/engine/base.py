@@ -1,0 +1,179 @@
+"""The seam between the business layer and inference: what every engine takes and gives."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from protocol.items import Message
+
+
+class EngineError(Exception):
+    """The engine could not serve this request; others go on."""
+
+
+class EngineDeadError(EngineError):
+    """The engine process is gone or hangs; nothing will come from it until it is started again."""
+
+
+class EngineStartError(EngineError):
+    """The engine cannot start with this model and these settings; the text is one line that says what to do."""
+
+
+class PromptError(EngineError):
+    """The chat template refused these messages (for instance a system message in the wrong place)."""
+
+
+class FinishReason(StrEnum):
+    """Why an engine stopped by itself. An aborted request has none: its iterator is closed."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CONTENT_FILTER = "content_filter"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to draw tokens; None means the model's own default. Ranges were checked by `protocol.commands`.
+
+    max_tokens: longest answer, in tokens; always set by the caller, which knows the window.
+    stop: strings that end the answer and are never part of it.
+    """
+
+    max_tokens: int
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Messages made ready for one engine by `Engine.render`.
+
+    token_ids: the tokens, where the engine knows them; empty for engines that take messages.
+    token_count: length in tokens (an estimate where `token_ids` is empty).
+    messages: what it was made from.
+    """
+
+    token_ids: Sequence[int]
+    token_count: int
+    messages: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One answer to make. `id` is unique among the engine's unfinished requests."""
+
+    id: str
+    prompt: Prompt
+    sampling: Sampling
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class VllmSettings:
+    """How to run one model on vLLM; None means vLLM's default, or on a machine without a GPU ours.
+
+    max_num_seqs: answers made at once (without a GPU: 64).
+    max_num_batched_tokens: tokens worked on in one step.
+    gpu_memory_utilization: share of the GPU's memory to take, 0.0 to 1.0; not used without a GPU.
+    max_model_len: prompt and answer together, in tokens; None means the model's own.
+    tensor_parallel_size: GPUs that share the model.
+    dtype: number format of the weights (without a GPU: float32).
+    enforce_eager: do not compile the model: quicker start, slower answers (without a GPU: true).
+    cpu_kvcache_gib: memory for the running answers without a GPU, in GiB (1).
+    seed: of answers that bring none themselves.
+    extra: further arguments of vLLM's `EngineArgs`, by their Python names; they win over all others.
+    """
+
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    gpu_memory_utilization: float | None = None
+    max_model_len: int | None = None
+    tensor_parallel_size: int | None = None
+    dtype: str | None = None
+    enforce_eager: bool | None = None
+    cpu_kvcache_gib: float | None = None
+    seed: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What came since the last chunk.
+
+    text: new text, never half a character, never part of a stop string; may be empty.
+    token_count: tokens it stands for (0 is allowed on the last one).
+    finish_reason: set on the last chunk only.
+    cached_tokens: prompt tokens served from the prefix cache; known from the first chunk on.
+    """
+
+    text: str
+    token_count: int
+    finish_reason: FinishReason | None = None
+    cached_tokens: int = 0
+
+
+# Called with plain words and, where it is known, how much is done (0.0 to 1.0).
+ProgressCallback = Callable[[str, float | None], None]
+
+
+class Engine(Protocol):
+    """One loaded model. It never knows who a client is.
+
+    context_length: prompt and answer together, in tokens.
+    max_concurrency: requests that it runs at once; more wait inside it, so callers admit no more than that.
+    unfinished: requests not yet ended, including waiting ones.
+    """
+
+    context_length: int
+    max_concurrency: int
+
+    @property
+    def unfinished(self) -> int:
+        """Requests not yet ended; 0 when the engine is gone."""
+        ...
+
+    async def start(self, progress: ProgressCallback) -> None:
+        """Load the model and return when it can answer.
+
+        Raises EngineStartError with a one-line text. Cancelling it leaves no process behind.
+        """
+        ...
+
+    async def render(self, messages: Sequence[Message]) -> Prompt:
+        """Apply the chat template; text of messages can never become a control token.
+
+        Long text is tokenised off the event loop. Raises PromptError where the template refuses, EngineDeadError.
+        """
+        ...
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
+        """Yield the answer as it is made; closing the iterator aborts the request at once.
+
+        A consumer that comes back late gets what has gathered as one chunk. Use it in `contextlib.aclosing`.
+        Raises EngineError for this request alone, EngineDeadError when the whole engine is gone.
+        """
+        ...
+
+    async def check_health(self) -> None:
+        """Return if the engine can make progress; raise EngineDeadError if not."""
+        ...
+
+    def close(self) -> None:
+        """Begin to stop: idempotent, does not wait, ends running requests with EngineDeadError."""
+        ...
+
+    async def wait_closed(self) -> None:
+        """Return when every process and file of the engine is gone."""
+        ...

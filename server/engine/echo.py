@@ -1,0 +1,193 @@
+"""An engine that says the last user message again, word by word: for tests and for load without a model.
+
+A token is a word with the white space after it (the first word also has what is before it), so the words joined
+are the message. A chat template is not imitated: a prompt has the tokens of its messages, framing counts 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import zlib
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import Final
+
+from protocol.items import Message
+from server.engine.base import (
+    Chunk,
+    EngineError,
+    EngineStartError,
+    FinishReason,
+    GenerationRequest,
+    ProgressCallback,
+    Prompt,
+    Sampling,
+)
+from server.engine.pacer import Clock, Pacer
+from server.engine.prompt import INLINE_CHARS
+from server.engine.stops import StopFilter
+
+CONTEXT_LENGTH: Final = 8192  # tokens, as of the default model
+MAX_CONCURRENCY: Final = 4096  # answers at once
+
+_WORD: Final = re.compile(r"\s*\S+\s*|\s+")
+_VOCABULARY: Final = 1 << 16
+_REMEMBERED_PROMPTS: Final = 4096
+
+
+class EchoEngine:
+    """See the module's text. Besides the window of `context_length`, which callers keep, it enforces nothing.
+
+    rate: tokens a second for each answer; 0 means as fast as asked, a word each time.
+    ttft_ms: time to the first token, in milliseconds.
+    context_length: in tokens.
+    max_concurrency: answers made at once; more wait, first come first served.
+    clock: where the time comes from; None means the running event loop.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        rate: float,
+        ttft_ms: float,
+        context_length: int = CONTEXT_LENGTH,
+        max_concurrency: int = MAX_CONCURRENCY,
+        clock: Clock | None = None,
+    ) -> None:
+        if rate < 0 or ttft_ms < 0:
+            raise EngineStartError(f"echo rate and ttft must be 0 or more; got {rate} and {ttft_ms}")
+        self.name = name
+        self.context_length = context_length
+        self.max_concurrency = max_concurrency
+        self._rate = rate
+        self._ttft = ttft_ms / 1000
+        self._pacer = Pacer(f"engine {name} was closed", clock)
+        self._slots = asyncio.Semaphore(max_concurrency)  # wakes its waiters in their order
+        self._unfinished = 0
+        self._prefixes: OrderedDict[int, int] = OrderedDict()
+
+    @property
+    def unfinished(self) -> int:
+        """Requests not yet ended."""
+        return self._unfinished
+
+    async def start(self, progress: ProgressCallback) -> None:
+        """Be ready at once."""
+        progress("ready", 1.0)
+
+    async def render(self, messages: Sequence[Message]) -> Prompt:
+        """Split the messages into words."""
+        self._check_open()
+        if sum(len(message.content) for message in messages) > INLINE_CHARS:
+            token_ids = await asyncio.to_thread(_token_ids, messages)
+        else:
+            token_ids = _token_ids(messages)
+        return Prompt(token_ids, len(token_ids), tuple(messages))
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
+        """Yield the last user message of the prompt."""
+        self._check_open()
+        _check(request.sampling)
+        self._unfinished += 1
+        try:
+            async with self._slots:
+                self._check_open()
+                cached = self._cached_tokens(request.prompt)
+                async with contextlib.aclosing(self._speak(request)) as chunks:
+                    async for text, count, reason in chunks:
+                        yield Chunk(text, count, reason, cached)
+        finally:
+            self._unfinished -= 1
+
+    async def check_health(self) -> None:
+        """Raise EngineDeadError after `close`."""
+        self._check_open()
+
+    def close(self) -> None:
+        """End running requests."""
+        self._pacer.close()
+
+    async def wait_closed(self) -> None:
+        """Return at once: there is no process."""
+
+    def _check_open(self) -> None:
+        self._pacer.check_open()
+
+    async def _speak(self, request: GenerationRequest) -> AsyncGenerator[tuple[str, int, FinishReason | None], None]:
+        sampling = request.sampling
+        words = _answer(request.prompt, sampling)
+        stops = StopFilter(sampling.stop)
+        start = self._pacer.time() + self._ttft
+        said = 0
+        word = next(words, None)
+        while word is not None and said < sampling.max_tokens:
+            due = await self._due(start, said)
+            text, count = "", 0
+            # How many words are due is read off the clock, so a late consumer gets all of them at once.
+            while word is not None and said < min(due, sampling.max_tokens) and not stops.hit:
+                said += 1
+                count += 1
+                text += stops.feed(word) if said > (sampling.min_tokens or 0) else stops.pass_by(word)
+                word = next(words, None)
+            if stops.hit:
+                yield text, count, FinishReason.STOP
+                return
+            if word is None or said >= sampling.max_tokens:
+                yield text + stops.flush(), count, FinishReason.STOP if word is None else FinishReason.LENGTH
+                return
+            yield text, count, None
+        # Only an empty answer comes here: the message had no words.
+        await self._due(start, 0)
+        yield "", 0, FinishReason.STOP
+
+    async def _due(self, start: float, said: int) -> int:
+        """Wait until another word is due; return how many are due then, in all."""
+        await self._pacer.wait_until(start + (said / self._rate if self._rate else 0))
+        if not self._rate:
+            return said + 1
+        return max(said, int((self._pacer.time() - start) * self._rate)) + 1
+
+    def _cached_tokens(self, prompt: Prompt) -> int:
+        """Imitate a prefix cache: tokens of the longest beginning, in whole messages, that was served before."""
+        cached = tokens = chain = 0
+        for message in prompt.messages:
+            chain = hash((chain, message.role, message.content))
+            tokens += sum(1 for _ in _WORD.finditer(message.content))
+            if chain in self._prefixes:
+                cached = tokens
+            self._prefixes[chain] = tokens
+            self._prefixes.move_to_end(chain)
+        while len(self._prefixes) > _REMEMBERED_PROMPTS:
+            self._prefixes.popitem(last=False)
+        return cached
+
+
+def _token_ids(messages: Sequence[Message]) -> list[int]:
+    """Return a stable small number for each word."""
+    return [
+        zlib.crc32(word.encode("utf-8", "surrogatepass")) % _VOCABULARY
+        for message in messages
+        for word in _WORD.findall(message.content)
+    ]
+
+
+def _answer(prompt: Prompt, sampling: Sampling) -> Iterator[str]:
+    """Yield the words to say; over again while the end is to be ignored or `min_tokens` are not reached."""
+    text = next((message.content for message in reversed(prompt.messages) if message.role == "user"), "")
+    words = _WORD.findall(text)
+    said = 0
+    while words:
+        yield from words
+        said += len(words)
+        if not sampling.ignore_eos and said >= (sampling.min_tokens or 0):
+            return
+
+
+def _check(sampling: Sampling) -> None:
+    if sampling.max_tokens < 1:
+        raise EngineError(f"max_tokens must be at least 1, got {sampling.max_tokens}")
+    if (sampling.min_tokens or 0) > sampling.max_tokens:
+        raise EngineError(f"min_tokens {sampling.min_tokens} is more than max_tokens {sampling.max_tokens}")

@@ -1,0 +1,245 @@
+"""vLLM behind the engine contract: the only module that imports it, and only when an engine starts.
+
+What vLLM 0.32 does, as read in its source, and what follows from it:
+
+- Building `AsyncLLM` blocks for most of a minute, so it is built in a thread. Built outside a running loop, it starts
+  its output handler with the first request, in that request's loop. Its sockets (zmq.asyncio) work under uvloop.
+- It installs no signal handlers in our process. EngineCore does in its own: see `core_process`.
+- Closing `generate()` takes the request out of the output processor before its first await: `unfinished` falls at once.
+- When EngineCore dies, running requests get its `EngineDeadError`, but stay in the output processor for ever.
+- A bare list of token ids goes through its tokenizer's thread; `tokens_input` is taken as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import threading
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from protocol.errors import excerpt
+from protocol.items import Message
+from server.engine.base import (
+    Chunk,
+    EngineDeadError,
+    EngineError,
+    EngineStartError,
+    FinishReason,
+    GenerationRequest,
+    ProgressCallback,
+    Prompt,
+    Sampling,
+    VllmSettings,
+)
+from server.engine.prompt import PromptRenderer
+from server.engine.vllm_start import Start, check_source, engine_arguments, on_event_loop
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+# How long EngineCore may take to end by itself before it is killed, in seconds. It has nothing to save; vLLM's own
+# workers often need 5 s for nothing.
+SHUTDOWN_GRACE_S: Final = 1.0
+_KILLED_S: Final = 10.0
+
+_FINISH_REASONS: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+# `Sampling` and `SamplingParams` share these names. A model's own defaults stand where the request has None.
+_SAMPLING_FIELDS: Final = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+)
+
+
+class VllmEngine:
+    """One model on one vLLM, whose EngineCore is a process of its own.
+
+    name: for error texts.
+    source: a model's folder, or its id on the hub.
+    settings: how to run it.
+    """
+
+    def __init__(self, name: str, source: str, settings: VllmSettings | None = None) -> None:
+        self.name = name
+        self.context_length = 0  # known once started
+        self.max_concurrency = 0
+        self._source = source
+        self._settings = settings or VllmSettings()
+        self._start: Start | None = None
+        self._llm: AsyncLLM | None = None
+        self._renderer: PromptRenderer | None = None
+        self._defaults: dict[str, Any] = {}
+        self._closer: threading.Thread | None = None
+
+    @property
+    def unfinished(self) -> int:
+        """Requests in vLLM's output processor; 0 when the engine is gone."""
+        llm = self._llm
+        return 0 if llm is None or self._closer or llm.errored else llm.get_num_unfinished_requests()
+
+    async def start(self, progress: ProgressCallback) -> None:
+        """Import vLLM, start its process, load the model."""
+        check_source(self._source)
+        loop = asyncio.get_running_loop()
+        self._start = start = Start(on_event_loop(progress, loop.call_soon_threadsafe))
+        loading = loop.run_in_executor(None, self._load, start)
+        try:
+            await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            start.cancel()
+            await asyncio.shield(self._abandon(loading))
+            raise
+
+    async def _abandon(self, loading: asyncio.Future[None]) -> None:
+        with contextlib.suppress(EngineStartError):
+            await loading
+        self.close()
+        await self.wait_closed()
+
+    def _load(self, start: Start) -> None:
+        """Do all that blocks, in a thread."""
+        try:
+            start.step("importing vLLM")
+            try:
+                from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415 - takes 10 s, and is optional
+                from vllm.platforms import current_platform  # noqa: PLC0415 - as above
+                from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415 - as above
+                from vllm.v1.engine.core import EngineCoreProc  # noqa: PLC0415 - as above
+            except ImportError as error:
+                raise EngineStartError(_not_installed(error)) from error
+            start.step("reading the model's settings")
+            arguments = engine_arguments(self._source, self._settings, cpu=current_platform.is_cpu())
+            config = AsyncEngineArgs(**arguments).create_engine_config()
+            with start.engine_process(EngineCoreProc, "run_engine_core"):
+                self._llm = llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+            start.step("preparing the chat template")
+            self._renderer = PromptRenderer(llm.get_tokenizer())
+        except EngineStartError:
+            self.close()
+            raise
+        except Exception as error:
+            self.close()
+            raise start.failure(self._source, error) from error
+        self._defaults = llm.model_config.get_diff_sampling_param()
+        self.context_length = llm.model_config.max_model_len
+        self.max_concurrency = llm.scheduler_config.max_num_seqs
+        start.step("ready")
+
+    async def render(self, messages: Sequence[Message]) -> Prompt:
+        """Apply the model's chat template."""
+        self._alive()
+        assert self._renderer is not None  # noqa: S101 - set with _llm
+        return await self._renderer.render(messages)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
+        """Yield the answer's chunks as vLLM makes them."""
+        llm = self._alive()
+        from vllm.inputs.engine import tokens_input  # noqa: PLC0415 - imported by now, this only looks it up
+
+        cached = 0
+        try:
+            prompt = tokens_input(list(request.prompt.token_ids))
+            outputs = llm.generate(prompt, self._parameters(request.sampling), request.id)
+            async with contextlib.aclosing(outputs):
+                async for output in outputs:
+                    cached = output.num_cached_tokens or cached
+                    yield _chunk(output, cached)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise self._translated(error) from error
+
+    async def check_health(self) -> None:
+        """Ask vLLM whether its process lives."""
+        try:
+            await self._alive().check_health()
+        except Exception as error:
+            raise self._translated(error) from error
+
+    def close(self) -> None:
+        """End running requests and stop the processes, in a thread."""
+        if self._closer is not None:
+            return
+        if self._start is not None and self._llm is None:
+            self._start.cancel()
+        self._closer = threading.Thread(target=self._shut_down, name=f"vllm-close-{self.name}")
+        if self._llm is not None:
+            from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError  # noqa: PLC0415 - as above
+
+            # Of vLLM's class, so that its generators do not try to abort in an engine that is going away.
+            self._llm.output_processor.propagate_error(VllmDeadError())
+        self._closer.start()
+
+    def _shut_down(self) -> None:
+        if self._llm is not None:
+            self._llm.shutdown(timeout=SHUTDOWN_GRACE_S)
+        if self._start is not None and (output := self._start.output) is not None and not output.ended(0.1):
+            self._start.kill()
+            output.ended(_KILLED_S)
+        multiprocessing.active_children()  # collects the exit status of those that were killed
+
+    async def wait_closed(self) -> None:
+        """Return when EngineCore and its workers are gone."""
+        if self._closer is None:
+            return
+        await asyncio.shield(asyncio.to_thread(self._closer.join))
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            # shutdown() only asked the loop to cancel these.
+            tasks = [task for task in (llm.output_handler, llm.engine_core.resources.output_queue_task) if task]
+            if tasks:
+                await asyncio.wait(tasks, timeout=SHUTDOWN_GRACE_S)
+
+    def _alive(self) -> AsyncLLM:
+        if self._llm is None or self._closer is not None:
+            raise EngineDeadError(f"engine {self.name} is not running")
+        return self._llm
+
+    def _parameters(self, sampling: Sampling) -> SamplingParams:
+        from vllm.sampling_params import RequestOutputKind, SamplingParams  # noqa: PLC0415 - as in generate
+
+        given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(sampling, name)) is not None}
+        return SamplingParams(**(self._defaults | given), stop=list(sampling.stop), output_kind=RequestOutputKind.DELTA)
+
+    def _translated(self, error: Exception) -> EngineError:
+        from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError  # noqa: PLC0415 - as in generate
+
+        if isinstance(error, EngineError):
+            return error
+        if isinstance(error, VllmDeadError) or self._closer is not None or (self._llm and self._llm.errored):
+            return EngineDeadError(f"the process of engine {self.name} is gone")
+        cause = error.__cause__ or error  # vLLM wraps what it did not expect
+        return EngineError(excerpt(" ".join(str(cause).split()) or type(cause).__name__))
+
+
+def _chunk(output: RequestOutput, cached_tokens: int) -> Chunk:
+    completion = output.outputs[0]
+    text, reason = completion.text, completion.finish_reason
+    if reason is None:
+        return Chunk(text, len(completion.token_ids), None, cached_tokens)
+    if reason not in _FINISH_REASONS:
+        raise EngineError(f"the engine broke this answer off ({reason})")
+    finish_reason = _FINISH_REASONS[reason]
+    if finish_reason is FinishReason.LENGTH:
+        text = text.rstrip("\ufffd")  # half a character, cut off by max_tokens
+    return Chunk(text, len(completion.token_ids), finish_reason, cached_tokens)
+
+
+def _not_installed(error: ImportError) -> str:
+    missing = getattr(error, "name", None) or ""
+    if missing.partition(".")[0] == "vllm":
+        return "vLLM is not installed: run make serve, or pip install 'tokenwire[cpu]' or 'tokenwire[gpu]'"
+    return f"vLLM is installed but cannot be imported: {excerpt(str(error))}"
