@@ -20,5 +20,6 @@ class ConfigError(StartError):
     """
 
     def __init__(self, faults: Sequence[str]) -> None:
-        super().__init__("; ".join(faults))
-        self.faults = tuple(faults)
+        # Keys and values come from files and variables: none of their characters may break the line.
+        self.faults = tuple("".join(c if c.isprintable() else ascii(c)[1:-1] for c in fault) for fault in faults)
+        super().__init__("; ".join(self.faults))

@@ -78,7 +78,9 @@ class Gateway:
                 writer.close()
                 await writer.wait_closed()
 
-    async def request(self, method: str, target: str, headers: dict[str, str] | None = None, body: bytes = b"") -> Reply:
+    async def request(
+        self, method: str, target: str, headers: dict[str, str] | None = None, body: bytes = b""
+    ) -> Reply:
         """One HTTP request, byte for byte as given."""
         lines = {"Host": f"127.0.0.1:{self.port}", **(headers or {})}
         if body:

@@ -53,7 +53,9 @@ async def test_http_1_0(gateway, silent, headers):
     await assert_serves(gateway)
 
 
-@pytest.mark.parametrize("data", [GARBAGE, b"\r\n\r\n", b"SSH-2.0-x\r\n", b"GET / HTTP/9\r\n\r\n", b"\x00\n", b"A" * 20_000])
+@pytest.mark.parametrize(
+    "data", [GARBAGE, b"\r\n\r\n", b"SSH-2.0-x\r\n", b"GET / HTTP/9\r\n\r\n", b"\x00\n", b"A" * 20_000]
+)
 async def test_garbage(gateway, silent, data):
     """What is no HTTP is hung up on."""
     try:

@@ -1,0 +1,84 @@
+"""Names, labels and values at /metrics."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from server.observe.metrics import Metrics
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    families = text_string_to_metric_families(metrics.render().decode())
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
+
+
+def test_a_response():
+    """Every step of a response is counted under its model."""
+    metrics = Metrics()
+    model = metrics.for_model("m")
+    assert metrics.for_model("m") is model
+    model.queued(0.2)
+    model.started()
+    assert samples(metrics)["tokenwire_responses_running", (("model", "m"),)] == 1
+    model.prompt(10, cached=4)
+    model.first_token(0.3)
+    model.output(1)
+    model.tokens(4, gap_s=0.04)
+    model.tokens(0, gap_s=5)
+    model.ended("completed")
+    model.ended("failed", ran=False)
+    model.engine_up(up=True)
+    found = samples(metrics)
+    label = (("model", "m"),)
+    assert found["tokenwire_responses_running", label] == 0
+    assert found["tokenwire_responses_total", (("end", "completed"), ("model", "m"))] == 1
+    assert found["tokenwire_responses_total", (("end", "failed"), ("model", "m"))] == 1
+    assert found["tokenwire_responses_total", (("end", "cancelled"), ("model", "m"))] == 0
+    assert found["tokenwire_input_tokens_total", label] == 10
+    assert found["tokenwire_cached_tokens_total", label] == 4
+    assert found["tokenwire_output_tokens_total", label] == 5
+    assert found["tokenwire_queue_wait_seconds_sum", label] == pytest.approx(0.2)
+    assert found["tokenwire_time_to_first_token_seconds_sum", label] == pytest.approx(0.3)
+    assert found["tokenwire_inter_token_seconds_count", label] == 1
+    assert found["tokenwire_inter_token_seconds_sum", label] == pytest.approx(0.01)
+    assert found["tokenwire_engine_up", label] == 1
+
+
+def test_unknown_end():
+    """The label is a closed set."""
+    with pytest.raises(KeyError):
+        Metrics().for_model("m").ended("new")
+
+
+def test_server_wide():
+    """Connections, errors, the store."""
+    metrics = Metrics()
+    metrics.connection_opened()
+    metrics.connection_opened()
+    metrics.connection_closed()
+    metrics.protocol_error("invalid_json")
+    metrics.journal_flushed(0.002, events=7)
+    metrics.store_up(up=True)
+    found = samples(metrics)
+    assert found["tokenwire_connections", ()] == 1
+    assert found["tokenwire_connections_opened_total", ()] == 2
+    assert found["tokenwire_protocol_errors_total", (("code", "invalid_json"),)] == 1
+    assert found["tokenwire_journal_events_total", ()] == 7
+    assert found["tokenwire_journal_flush_seconds_count", ()] == 1
+    assert found["tokenwire_store_up", ()] == 1
+
+
+def test_two_servers_in_one_process():
+    """Nothing is registered globally: two servers count apart."""
+    first, second = Metrics(), Metrics()
+    first.connection_opened()
+    assert samples(second)["tokenwire_connections", ()] == 0
+
+
+def test_every_metric_has_help():
+    """Operators read what a number means."""
+    text = Metrics().render().decode()
+    assert not re.findall(r"^# HELP tokenwire_\w+ *$", text, re.MULTILINE)
