@@ -46,8 +46,17 @@ export class Chat {
     this.#now = now;
     client.onConnection((connection) => {
       state.setConnection(connection);
-      if (connection.status === "open") this.refreshList();
+      if (connection.status === "open") this.#refresh();
     });
+  }
+
+  /** What may have changed while there was no connection. */
+  #refresh() {
+    this.refreshList();
+    this.#client.command({ type: "model.list" }).then(
+      ({ data }) => data[0] && this.#state.setModel(data[0].id),
+      () => {}, // only a label: the first answer names the model, too
+    );
   }
 
   // ── the list ──

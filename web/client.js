@@ -48,6 +48,8 @@
 const MAX_LANES = 16;
 /** Milliseconds that `wake` gives an open socket to prove that it is alive; a phone's slow radio needs 1–3 s. */
 const PROBE_TIMEOUT_MS = 5_000;
+/** Milliseconds that a running answer is asked for again while the server says "later", as when it changes gateways. */
+const RESUME_PATIENCE_MS = 60_000;
 const BACKOFF_FIRST_MS = 300;
 const BACKOFF_MAX_MS = 10_000;
 
@@ -136,6 +138,8 @@ export class ResponseStream {
   lane = null;
   /** Whether its request was written to a socket, so that the server may know of it. */
   sent = false;
+  /** Milliseconds spent on waiting for the server to find the response again. */
+  patienceUsed = 0;
   /** @type {TokenwireClient} */ #client;
   /** @type {Command} */ #request;
   /** @type {(event: WireEvent, stream: ResponseStream) => void} */ #listener;
@@ -415,13 +419,21 @@ export class TokenwireClient {
     const waiting = event.id === undefined ? undefined : this.#pending.get(event.id);
     const stream = event.stream_id === undefined ? undefined : this.#lanes.get(event.stream_id);
     if (event.id !== undefined && waiting) this.#answered(event.id, event);
-    else if (stream && event.type === "error") this.drop(stream, TokenwireError.from(event));
+    else if (stream && event.type === "error") this.#streamRefused(stream, TokenwireError.from(event));
     else if (stream) {
       if (stream.receive(event)) this.drop(stream);
     } else if (event.type !== "error" || event.id === undefined) {
       // An error with an id that nobody waits for is the refusal of a late cancel.
       for (const listener of this.#eventListeners) listener(event);
     }
+  }
+
+  /** A turn that was refused is its sender's affair; a response that exists is asked for again where that helps. @param {ResponseStream} stream @param {TokenwireError} error */
+  #streamRefused(stream, error) {
+    const delay = error.retryAfterMs;
+    if (!stream.responseId || delay === undefined || stream.patienceUsed + delay > RESUME_PATIENCE_MS) return this.drop(stream, error);
+    stream.patienceUsed += delay;
+    this.#options.timers.setTimeout(() => stream.lane !== null && this.#writeStream(stream), delay);
   }
 
   /** @param {string} id @param {WireEvent} event */

@@ -155,6 +155,9 @@ class StandIn:
             self.answers[command["id"]] = {"type": "conversation.created", "conversation": conversation}
         return self.answers[command["id"]]
 
+    async def _model_list(self, _, command: dict) -> dict:
+        return {"type": "model.listed", "data": [{"id": "stand-in", "object": "model"}]}
+
     async def _conversation_retrieve(self, _, command: dict) -> dict:
         conversation = self.conversations.get(command["conversation"])
         if conversation is None:

@@ -251,6 +251,27 @@ test("after an expired log the terminal event alone gives the whole text", async
   assert.equal((await stream.done).text, "All of it");
 });
 
+test("a response that is between two gateways is asked for again, for a minute at most", async () => {
+  const server = connected();
+  const stream = client.resume("resp_1");
+  const later = { type: "error", stream_id: "lane-1", error: { code: "server_is_overloaded", message: "Ask again.", retry_after_ms: 20_000 } };
+  for (let tries = 1; tries <= 3; tries++) {
+    server.say(later);
+    assert.deepEqual(timers.fire(), [20_000]);
+    assert.equal(server.sent.length, 1 + tries);
+  }
+  server.say(later);
+  await assert.rejects(stream.done, { code: "server_is_overloaded" });
+  assert.deepEqual(timers.fire(), []);
+});
+
+test("a turn refused with a hint to retry is told at once: its sender decides", async () => {
+  const server = connected();
+  const stream = client.respond({ input: "hi" });
+  server.say({ type: "error", stream_id: stream.lane, id: "id-1", error: { code: "rate_limit_exceeded", message: "Later.", retry_after_ms: 500 } });
+  await assert.rejects(stream.done, { code: "rate_limit_exceeded", retryAfterMs: 500 });
+});
+
 test("wake replaces an open socket that does not answer, and leaves one that does", async () => {
   const server = connected();
   client.wake();
