@@ -84,7 +84,7 @@ class Metrics:
     """All metrics of one server, in a registry of their own."""
 
     # How a response can end; a closed set, so that the label cannot grow.
-    ENDS: Final = ("completed", "max_output_tokens", "cancelled", "content_filter", "incomplete", "failed")
+    ENDS: Final = ("completed", "max_output_tokens", "cancelled", "content_filter", "incomplete", "failed", "abandoned")
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)

@@ -1,0 +1,282 @@
+"""The composition root: start, serve, drain, close. The only place that names concrete engines and the store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Final
+
+import uvloop
+from websockets.asyncio.server import ServerConnection
+
+from server.access.auth import User
+from server.chat.runtime import Runtime
+from server.chat.service import Chat
+from server.chat.takeover import Takeover
+from server.config import Config, ModelConfig
+from server.engine.base import Engine, VllmSettings
+from server.engine.echo import EchoEngine
+from server.engine.vllm import VllmEngine
+from server.errors import StartError
+from server.gateway.connection import Connection
+from server.gateway.http import HttpRoutes
+from server.gateway.listener import Listener
+from server.gateway.text_mode import TextConnection
+from server.models.errors import ModelSourceError
+from server.models.library import resolve
+from server.models.pool import Model, ModelFailedError, ModelState, Pool
+from server.observe import log
+from server.observe.metrics import Metrics
+from server.store.base import StoreError
+from server.store.embedded import EmbeddedValkey
+from server.store.journal import Journal
+from server.store.redis import RedisStore
+
+logger = logging.getLogger(__name__)
+
+VALKEY_RESTARTS: Final = 5  # unexpected ends of our own Valkey before we give up
+EXIT_FAILED: Final = 1
+
+
+def run(config: Config) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit code. Raises StartError."""
+    log.configure(config)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(App(config).run())
+
+
+class App:
+    """One gateway process."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._metrics = Metrics()
+        self._stop = asyncio.Event()
+        self._exit_code = 0
+        self._chat: Chat | None = None
+        self._takeover: Takeover | None = None
+        self._pool = Pool({}, "")
+
+    async def run(self) -> int:
+        """Start, serve, drain, close, in that order; what was opened is closed however it ends."""
+        self._watch_signals()
+        async with AsyncExitStack() as stack:
+            await self._serve(stack)
+        return self._exit_code
+
+    async def _serve(self, stack: AsyncExitStack) -> None:
+        config, metrics = self._config, self._metrics
+        # 1. The store: nothing works without it.
+        store = await self._open_store(stack)
+        # 2. The models: sources are found before the port is taken, so that a typo costs nobody anything.
+        self._pool = pool = await self._make_pool()
+        # 3. What answers turns.
+        journal = Journal(
+            store,
+            metrics,
+            tick_s=config.store.tick_ms / 1000,
+            unavailable_timeout_s=config.store.unavailable_timeout_s,
+        )
+        journal.start()
+        stack.push_async_callback(journal.close)
+        runtime = Runtime(config, store, journal, metrics, gateway_id=f"gw_{uuid.uuid4().hex}")
+        stack.push_async_callback(runtime.close)
+        self._takeover = takeover = Takeover(runtime)
+        await takeover.beat()
+        self._chat = chat = Chat(runtime, pool)
+        # 4. The port: clients may come while models load, and are told how far that is.
+        listener = Listener(
+            config,
+            HttpRoutes(chat.reads, self, metrics),
+            {"/v1/responses": self._talk, "/chat": self._chat_in_text},
+            metrics,
+        )
+        url = await listener.start()
+        stack.push_async_callback(listener.wait_closed)
+        logger.info("listening", extra={"url": url})
+        # 5. The engines.
+        stack.push_async_callback(self._close_pool, pool)
+        pool.start()
+        self._keep(runtime, journal.wait(), "journal")
+        self._keep(runtime, takeover.run(), "takeover")
+        await self._until_ready(pool, url)
+        # 6. Serve until told to stop, then let running answers end.
+        await self._stop.wait()
+        logger.info("draining", extra={"running": chat.running, "timeout_s": config.drain_timeout_s})
+        listener.close()
+        await chat.drain(config.drain_timeout_s)
+
+    async def _open_store(self, stack: AsyncExitStack) -> RedisStore:
+        url = self._config.redis_url
+        if url is None:
+            url = await self._start_valkey(stack)
+        try:
+            store = RedisStore(url, self._config.store, self._config.limits)
+            stack.push_async_callback(store.close)
+            await store.connect()
+        except (StoreError, ValueError) as error:
+            raise StartError(str(error)) from None
+        return store
+
+    async def _start_valkey(self, stack: AsyncExitStack) -> str:
+        valkey = EmbeddedValkey(self._config.data_dir)
+        try:
+            url = await valkey.start()
+        except StoreError as error:
+            raise StartError(str(error)) from None
+        stack.push_async_callback(valkey.stop)
+        keeper = asyncio.create_task(self._keep_valkey(valkey), name="valkey")
+
+        async def stop_keeping() -> None:
+            keeper.cancel()
+            await asyncio.wait([keeper])
+
+        stack.push_async_callback(stop_keeping)
+        return url
+
+    async def _keep_valkey(self, valkey: EmbeddedValkey) -> None:
+        """Start our own Valkey again when it ends by itself."""
+        for attempt in range(VALKEY_RESTARTS):
+            code = await valkey.wait()
+            logger.error("the embedded Valkey ended; starting it again", extra={"code": code})
+            await asyncio.sleep(attempt)
+            try:
+                await valkey.start()
+            except StoreError as error:
+                logger.error("%s", error)
+                break
+        self._give_up("the embedded Valkey does not stay up")
+
+    async def _make_pool(self) -> Pool:
+        config = self._config
+        models = {}
+        for name, settings in config.models.items():
+            models[name] = Model(
+                name=name,
+                make_engine=await self._engine_factory(name, settings),
+                max_queue=config.limits.max_queue,
+                created_at=int(time.time()),
+                system_prompt=settings.system_prompt,
+            )
+        return Pool(models, config.default_model or next(iter(models)))
+
+    async def _engine_factory(self, name: str, model: ModelConfig) -> Callable[[], Engine]:
+        config = self._config
+        if config.engine == "echo":
+            echo = config.echo
+            return lambda: EchoEngine(
+                name,
+                rate=echo.rate,
+                ttft_ms=echo.ttft_ms,
+                context_length=echo.context_length,
+                max_concurrency=echo.max_concurrency,
+            )
+        try:
+            source = await asyncio.to_thread(resolve, model.source, progress=logger.info)
+        except ModelSourceError as error:
+            raise StartError(str(error)) from None
+        settings = _vllm_settings(config, model)
+        return lambda: VllmEngine(name, source, settings)
+
+    async def _until_ready(self, pool: Pool, url: str) -> None:
+        """Load the models; print the ready line. Return early when told to stop."""
+        loading = asyncio.create_task(pool.wait_ready(), name="loading")
+        stopping = asyncio.create_task(self._stop.wait(), name="stop")
+        await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not loading.done():
+            loading.cancel()
+            return
+        try:
+            loading.result()
+        except ModelFailedError as error:
+            raise StartError(str(error)) from None
+        ready = {
+            "event": "ready",
+            "url": url,
+            "models": list(pool.models),
+            "engine": self._config.engine,
+            "pid": os.getpid(),
+        }
+        sys.stdout.write(json.dumps(ready) + "\n")
+        sys.stdout.flush()
+        watcher = asyncio.create_task(pool.wait_failed(), name="models")
+        watcher.add_done_callback(
+            lambda task: None if task.cancelled() else self._give_up("a model cannot be started again")
+        )
+
+    async def _close_pool(self, pool: Pool) -> None:
+        pool.close()
+        await pool.wait_closed()
+
+    # What /readyz asks
+
+    def reasons(self) -> list[str]:
+        """Return why new work is not welcome; empty when it is."""
+        reasons = [
+            f"model {model.name}: {model.detail}"
+            for model in self._pool.models.values()
+            if model.state is not ModelState.READY
+        ]
+        if self._stop.is_set():
+            reasons.append("draining")
+        if self._takeover is None or not self._takeover.store_is_up:
+            reasons.append("the store does not answer")
+        return reasons
+
+    # Sockets
+
+    async def _talk(self, websocket: ServerConnection, user: User) -> None:
+        assert self._chat is not None
+        await Connection(websocket, user, self._chat, self._config, self._metrics).run()
+
+    async def _chat_in_text(self, websocket: ServerConnection, user: User) -> None:
+        assert self._chat is not None
+        await TextConnection(websocket, user, self._chat, self._config).run()
+
+    # Ends
+
+    def _watch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+
+    def _signalled(self) -> None:
+        """Drain at the first signal, be gone at the second; engines and Valkey end with this process."""
+        if self._stop.is_set():
+            logger.warning("second signal: stopping at once")
+            os._exit(EXIT_FAILED)
+        self._stop.set()
+
+    def _give_up(self, why: str) -> None:
+        if not self._stop.is_set():
+            logger.critical("stopping: %s", why)
+            self._exit_code = EXIT_FAILED
+            self._stop.set()
+
+    def _keep(self, runtime: Runtime, work: object, name: str) -> None:
+        """Run a task that must live as long as the server; its end ends the server."""
+        task = runtime.spawn(work, name)  # type: ignore[arg-type]
+        task.add_done_callback(lambda task: None if task.cancelled() else self._give_up(f"{name} ended"))
+
+
+def _vllm_settings(config: Config, model: ModelConfig) -> VllmSettings:
+    """Return a model's engine arguments: its own, else those for all models."""
+    common = config.vllm
+    return VllmSettings(
+        max_num_seqs=model.max_num_seqs or common.max_num_seqs,
+        max_num_batched_tokens=model.max_num_batched_tokens or common.max_num_batched_tokens,
+        gpu_memory_utilization=model.gpu_memory_utilization or common.gpu_memory_utilization,
+        max_model_len=model.max_model_len or common.max_model_len,
+        tensor_parallel_size=model.tensor_parallel_size or common.tensor_parallel_size,
+        dtype=model.dtype or common.dtype,
+        cpu_kvcache_gib=common.cpu_kvcache_gib,
+    )

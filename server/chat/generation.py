@@ -1,0 +1,433 @@
+"""One response from its acknowledgement to its end. Every end is a terminal event; no exception escapes `run`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from enum import Enum
+from typing import Any, Final
+
+from protocol.codec import encode
+from protocol.commands import ResponseCreate
+from protocol.errors import ProtocolError
+from protocol.events import Event, Usage, Waiting
+from protocol.items import Message, MessageItem
+from protocol.response_stream import ResponseStream, State, failed_event
+from server.access.admission import Ticket
+from server.chat.context import Context, fit
+from server.chat.errors import translate
+from server.chat.hub import Channel
+from server.chat.patience import Patience
+from server.chat.runtime import Runtime
+from server.chat.turn import Turn, context_request, generation_request, new_turn
+from server.engine.base import Chunk, Engine, FinishReason, GenerationRequest
+from server.models.pool import ModelState
+from server.store.base import Begun, FencedError, Finish, History, StoreError, StoreUnavailableError
+
+logger = logging.getLogger(__name__)
+
+FIRST_EPOCH: Final = 1
+
+
+class Interrupt(Enum):
+    """Why an answer was stopped from outside; the first one counts."""
+
+    CANCELLED = "cancelled"  # by a user, or nobody listens
+    ABANDONED = "abandoned"  # this gateway stops; the response is left as it is in Redis
+    STORE_LOST = "store_lost"  # its events could not be stored in time
+    FENCED = "fenced"  # another gateway answers it now
+
+
+class Generation:
+    """Answer one turn: wait for its time, the model and a place; pull chunks; journal, publish, finish.
+
+    It is the journal's source and the owner of the channel that subscribers read. `accepted` resolves to the id of
+    the response that was made, or of the earlier one if the command is a repetition, or to a ProtocolError.
+    """
+
+    def __init__(self, turn: Turn, runtime: Runtime) -> None:
+        loop = asyncio.get_running_loop()
+        self.turn = turn
+        self.response_id = turn.head.id
+        self.epoch = FIRST_EPOCH
+        self.is_stored = turn.command.is_stored
+        self.stream = ResponseStream(turn.head)
+        self.channel = Channel(turn.head.id, turn.head.item_id, self._audience_changed)
+        self.accepted: asyncio.Future[str] = loop.create_future()
+        self.ended = asyncio.Event()
+        self.error: str | None = None
+        self.context_messages: tuple[Message, ...] = ()
+        self._runtime = runtime
+        self._metrics = runtime.metrics.for_model(turn.model.name)
+        self._loop = loop
+        self._interrupt: Interrupt | None = None
+        self._refusal: StoreError | None = None
+        self._scope: asyncio.Timeout | None = None
+        self._usage = Usage()
+        self._unflushed: asyncio.Future[None] | None = None
+        self._prepared: tuple[str | None, Context] | None = None
+        self._began_at = loop.time()
+        self._started_at: float | None = None
+        self._first_token_at: float | None = None
+        self._last_chunk_at = 0.0
+        limits = runtime.config.limits
+        self._patience = Patience(
+            self.stream,
+            notify=self._notify,
+            cancel=self.cancel,
+            repeat_s=limits.queued_repeat_s,
+            grace_s=limits.orphan_grace_s,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Generation {self.response_id} {self.stream.state.value}>"
+
+    @property
+    def conversation(self) -> str | None:
+        return self.turn.head.conversation
+
+    @property
+    def is_ended(self) -> bool:
+        return self.ended.is_set()
+
+    # What others may do to it
+
+    def interrupt(self, why: Interrupt) -> None:
+        """Stop answering; harmless when it was stopped before or has ended."""
+        if self._interrupt is not None or self.stream.state.is_terminal:
+            return
+        self._interrupt = why
+        if self._scope is not None:
+            self._scope.reschedule(self._loop.time())
+
+    def cancel(self) -> None:
+        """The user does not want more of it."""
+        self.interrupt(Interrupt.CANCELLED)
+
+    # The journal's side
+
+    def take_events(self) -> list[Event]:
+        """Hand over what has gathered; the end itself goes out with `_finish`, in one write with the record."""
+        return [] if self.stream.state.is_terminal else self.stream.take()
+
+    def acknowledge(self, events: list[Event]) -> None:
+        if events:
+            self.channel.publish(events)
+        self._resolve_flush()
+
+    def refuse(self, error: StoreError) -> None:
+        self._refusal = error
+        self.interrupt(Interrupt.FENCED if isinstance(error, FencedError) else Interrupt.STORE_LOST)
+        self._resolve_flush()
+
+    # Its life
+
+    async def run(self) -> None:
+        """Do all of it, to the terminal event."""
+        try:
+            begun = await self._begin()
+        except asyncio.CancelledError:
+            self.accepted.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001 whatever it is, it becomes the client's answer
+            self.accepted.set_exception(translate(error))
+            return
+        self.accepted.set_result(begun.response_id)
+        if begun.duplicate:
+            return
+        try:
+            await self._answer_interruptibly()
+        finally:
+            self._patience.close()
+            await asyncio.shield(self._runtime.spawn(self._finish(), f"end {self.response_id}"))
+
+    async def _begin(self) -> Begun:
+        """Acknowledge the turn: check what can be checked before, then store it."""
+        command = self.turn.command
+        await self._check_context()
+        begun = Begun(self.response_id, duplicate=False, position=0)
+        if self.is_stored:
+            begun = await self._runtime.store.begin(new_turn(self.turn, self._runtime.gateway_id))
+        if not begun.duplicate:
+            self.stream.create(waiting=begun.position > 0 or self._must_wait(command))
+            self._notify()
+        return begun
+
+    def _must_wait(self, command: ResponseCreate) -> bool:
+        model = self.turn.model
+        if command.generate is False:
+            return False
+        return model.ready_engine is None or model.admission is None or model.admission.is_full
+
+    async def _check_context(self) -> None:
+        """Refuse a prompt that cannot fit while the turn can still be refused; needs a loaded model."""
+        engine = self.turn.model.ready_engine
+        if engine is None or self.turn.command.generate is False:
+            return
+        history = await self._read_history()
+        self._prepared = (history.head, await self._fit(engine, history))
+
+    async def _read_history(self) -> History:
+        if not (self.conversation or self.turn.previous):
+            return History((), None)
+        return await self._runtime.store.history(
+            self.turn.owner, conversation=self.conversation, previous=self.turn.previous
+        )
+
+    async def _answer_interruptibly(self) -> None:
+        """Answer; an interrupt ends the wait or the stream at once, and an error becomes a failed response."""
+        try:
+            async with asyncio.timeout(None) as self._scope:
+                if self._interrupt is not None:
+                    return
+                self._patience.watch()
+                await self._answer()
+        except TimeoutError as error:
+            if self._interrupt is None:
+                self._fail(error)
+        except asyncio.CancelledError:
+            self._interrupt = self._interrupt or Interrupt.ABANDONED
+            raise
+        except Exception as error:  # noqa: BLE001 every end is a terminal event
+            self._fail(error)
+
+    async def _answer(self) -> None:
+        history = await self._wait_for_turn()
+        before = (*(item.as_message() for item in history.items), *self.turn.before)
+        self.context_messages = (*before, *self.turn.command.messages)
+        if self.turn.command.generate is False:
+            self.stream.complete(Usage())
+            return
+        async with self._admitted() as engine:
+            context = await self._context(engine, history)
+            self.stream.start(context.notice)
+            self._notify()
+            self._usage = Usage(input_tokens=context.prompt.token_count)
+            self._started_at = self._loop.time()
+            self._metrics.queued(self._started_at - self._began_at)
+            self._metrics.started()
+            await self._consume(engine, generation_request(self.turn, self.epoch, context))
+
+    async def _wait_for_turn(self) -> History:
+        """Return what the turn follows, once it is this turn's time in the conversation."""
+        if not self.is_stored:
+            return await self._read_history()
+        with self._runtime.turns.watch(self.conversation) as changed:
+            while True:
+                changed.clear()
+                result = await self._runtime.store.start(self.response_id, self.epoch)
+                if isinstance(result, History):
+                    return result
+                self._patience.say(Waiting("conversation", position=result))
+                await _wait_event(changed, self._runtime.config.limits.queued_repeat_s)
+
+    @asynccontextmanager
+    async def _admitted(self) -> AsyncIterator[Engine]:
+        """Hold a place in a loaded engine."""
+        await self._wait_for_model()
+        ticket = self._enter()
+        try:
+            while not ticket.is_admitted:
+                self._patience.say(Waiting("admission", position=ticket.position))
+                ticket.changed.clear()
+                await ticket.changed.wait()
+            yield await self._wait_for_model()  # it may have died meanwhile
+        finally:
+            ticket.release()
+
+    def _enter(self) -> Ticket:
+        admission = self.turn.model.admission
+        assert admission is not None  # set before a model becomes ready for the first time
+        return admission.enter()
+
+    async def _wait_for_model(self) -> Engine:
+        model = self.turn.model
+        while (engine := model.ready_engine) is None:
+            if model.state is not ModelState.LOADING:
+                raise ProtocolError("model_unavailable", f"model '{model.name}' is {model.state.value}")
+            self._patience.say(Waiting("model_loading", progress=model.progress, detail=model.detail))
+            await model.changed.wait()
+        return engine
+
+    async def _context(self, engine: Engine, history: History) -> Context:
+        """Return the prompt; the one made before the turn was acknowledged, if nothing was said since."""
+        if self._prepared is not None and self._prepared[0] == history.head:
+            return self._prepared[1]
+        return await self._fit(engine, history)
+
+    async def _fit(self, engine: Engine, history: History) -> Context:
+        reserve = self._runtime.config.limits.default_max_output_tokens
+        return await fit(engine, context_request(self.turn, history.items, reserve))
+
+    async def _consume(self, engine: Engine, request: GenerationRequest) -> None:
+        """Pull chunks, once a tick: what the engine makes meanwhile gathers in it as one chunk."""
+        async with aclosing(engine.generate(request)) as chunks:
+            async for chunk in chunks:
+                self._receive(chunk)
+                if chunk.finish_reason is not None:
+                    self._end(chunk.finish_reason)
+                    return
+                await self._flushed(urgent=self._usage.output_tokens == chunk.token_count)
+        raise ProtocolError("engine_error", "the engine stopped without saying why")
+
+    def _receive(self, chunk: Chunk) -> None:
+        self._count(chunk)
+        self._usage = Usage(
+            self._usage.input_tokens, chunk.cached_tokens, self._usage.output_tokens + chunk.token_count
+        )
+        self.stream.push(chunk.text)
+
+    def _count(self, chunk: Chunk) -> None:
+        """Keep the times of tokens."""
+        if not chunk.token_count:
+            return
+        now = self._loop.time()
+        if self._first_token_at is None:
+            self._first_token_at = now
+            self._metrics.first_token(now - (self._started_at or self._began_at))
+            self._metrics.output(chunk.token_count)
+        else:
+            self._metrics.tokens(chunk.token_count, now - self._last_chunk_at)
+        self._last_chunk_at = now
+
+    def _end(self, reason: FinishReason) -> None:
+        match reason:
+            case FinishReason.STOP:
+                self.stream.complete(self._usage)
+            case FinishReason.LENGTH:
+                self.stream.interrupt("max_output_tokens", self._usage)
+            case FinishReason.CONTENT_FILTER:
+                self.stream.interrupt("content_filter", self._usage)
+
+    def _fail(self, error: Exception) -> None:
+        if self.stream.state.is_terminal:
+            logger.error("%r failed after its end", self, exc_info=error)
+            return
+        fault = translate(error)
+        self.error = fault.message
+        self.stream.fail(fault.code, fault.message, self._usage)
+
+    # Flushing
+
+    def _notify(self, *, urgent: bool = True) -> None:
+        self._runtime.journal.notify(self, urgent=urgent)
+
+    async def _flushed(self, *, urgent: bool) -> None:
+        """Return when the journal holds all that was pushed (or refused it)."""
+        if not self.stream.has_pending:
+            return
+        if self._unflushed is None:
+            self._unflushed = self._loop.create_future()
+        self._notify(urgent=urgent)
+        await asyncio.shield(self._unflushed)
+
+    def _resolve_flush(self) -> None:
+        if self._unflushed is not None:
+            self._unflushed.set_result(None)
+            self._unflushed = None
+
+    # The end
+
+    async def _finish(self) -> None:
+        """Write and publish the end, whatever it is."""
+        match self._interrupt:
+            case Interrupt.CANCELLED if not self.stream.state.is_terminal:
+                self.stream.interrupt("cancelled", self._usage)
+            case Interrupt.ABANDONED:
+                self._close([])
+                return
+        # Let a batch of ours that is on its way arrive: entries must reach the stream in order.
+        await self._runtime.journal.settled(self)
+        try:
+            if self._refusal is not None:
+                raise self._refusal
+            events = self.stream.take()
+            await self._store_end(events)
+        except StoreUnavailableError:
+            self._end_without_store()
+        except FencedError:
+            self._close([])  # somebody else goes on with this response
+        else:
+            self._close(events)
+
+    async def _store_end(self, events: list[Event]) -> None:
+        if not self.is_stored:
+            return
+        end = self._end_record(self.stream.snapshot(), self.stream.output_items(), self.stream.state, events)
+        timeout_s = self._runtime.config.store.unavailable_timeout_s
+        await self._runtime.finish(end, self.conversation, timeout_s=timeout_s)
+
+    def _end_record(
+        self, snapshot: dict[str, Any], output: tuple[MessageItem, ...], state: State, events: list[Event]
+    ) -> Finish:
+        return Finish(
+            response_id=self.response_id,
+            epoch=self.epoch,
+            status=state.value,  # type: ignore[arg-type]  # the values of terminal states are the store's words
+            output=output,
+            snapshot=encode(snapshot),
+            events=tuple((event.sequence_number, event.data) for event in events),
+        )
+
+    def _end_without_store(self) -> None:
+        """Redis was away too long: tell the clients, keep what Redis holds, and write the end when it is back."""
+        number = self.stream.last_sequence_number + 1
+        text = "".join(event.delta or "" for event in self.channel.events)
+        event, snapshot, output = failed_event(
+            self.turn.head, number, text, "store_unavailable", "the store did not answer in time", self._usage
+        )
+        if self.is_stored:
+            end = self._end_record(snapshot, output, State.FAILED, [event])
+            self._runtime.finish_later(end, self.conversation)
+        self._close([event])
+
+    def _close(self, events: list[Event]) -> None:
+        """Publish the last events and let everybody go."""
+        self.channel.publish(events)
+        self.channel.close()
+        self.ended.set()
+        end = self._end_word()
+        self._metrics.ended(end, ran=self._started_at is not None)
+        self._metrics.prompt(self._usage.input_tokens, self._usage.cached_tokens)
+        logger.info("response ended", extra=self._log_fields(end))
+
+    def _end_word(self) -> str:
+        """Return one of Metrics.ENDS."""
+        if self._interrupt in (Interrupt.ABANDONED, Interrupt.FENCED):
+            return "abandoned"
+        if self._refusal is not None:
+            return "failed"
+        return self.stream.incomplete_reason or self.stream.state.value
+
+    def _log_fields(self, end: str) -> dict[str, Any]:
+        return {
+            "response": self.response_id,
+            "conversation": self.conversation,
+            "model": self.turn.model.name,
+            "end": end,
+            "input_tokens": self._usage.input_tokens,
+            "cached_tokens": self._usage.cached_tokens,
+            "output_tokens": self._usage.output_tokens,
+            "first_token_ms": self._since_begin_ms(self._first_token_at),
+            "total_ms": self._since_begin_ms(self._loop.time()),
+        }
+
+    def _since_begin_ms(self, when: float | None) -> int | None:
+        return None if when is None else round((when - self._began_at) * 1000)
+
+    def _audience_changed(self, listeners: int) -> None:
+        """An unstored response ends with its connection; a stored one is given some time."""
+        if listeners == 0 and not self.is_stored:
+            self.cancel()
+        else:
+            self._patience.audience_changed(listeners)
+
+
+async def _wait_event(event: asyncio.Event, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        pass  # look again all the same

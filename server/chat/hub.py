@@ -1,0 +1,115 @@
+"""The way back to sockets: acknowledged events of running responses, and a cursor for each subscriber."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from protocol.codec import with_stream_id
+from protocol.events import Event, delta_template, merge_deltas
+
+
+class Subscriber(Protocol):
+    """A connection, as the hub sees it."""
+
+    def wake(self, subscription: Subscription) -> None:
+        """Events wait in `subscription`; take and send them. Never blocks."""
+        ...
+
+
+class Channel:
+    """The events of one response that Redis holds (or, unstored, that were made), and who wants them.
+
+    on_audience: called with the number of subscribers whenever it changes. on_closed: called once, at the end.
+    """
+
+    def __init__(self, response_id: str, item_id: str, on_audience: Callable[[int], None]) -> None:
+        self.response_id = response_id
+        self.events: list[Event] = []
+        self.is_closed = False
+        self.template = delta_template(item_id)
+        self._subscriptions: dict[Subscription, None] = {}
+        self._on_audience = on_audience
+        self.on_closed: Callable[[], None] | None = None
+
+    def publish(self, events: list[Event]) -> None:
+        """Append acknowledged events and wake every subscriber."""
+        self.events.extend(events)
+        for subscription in tuple(self._subscriptions):
+            subscription.subscriber.wake(subscription)
+
+    def close(self) -> None:
+        """Say that no event follows; subscriptions still hand out what they have not yet."""
+        self.is_closed = True
+        for subscription in tuple(self._subscriptions):
+            subscription.subscriber.wake(subscription)
+        self._subscriptions.clear()
+        if self.on_closed is not None:
+            self.on_closed()
+
+    def add(self, subscription: Subscription) -> None:
+        if not self.is_closed:
+            self._subscriptions[subscription] = None
+            self._on_audience(len(self._subscriptions))
+
+    def discard(self, subscription: Subscription) -> None:
+        if self._subscriptions.pop(subscription, self) is None:
+            self._on_audience(len(self._subscriptions))
+
+    def index_after(self, sequence_number: int) -> int:
+        """Return the index of the first event with a higher number. Numbers rise, without gaps or nearly so."""
+        low, high = 0, len(self.events)
+        while low < high:
+            middle = (low + high) // 2
+            if self.events[middle].sequence_number <= sequence_number:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+class Subscription:
+    """A cursor into one channel's events: a slow client costs a number, not a queue."""
+
+    __slots__ = ("channel", "cursor", "stream_id", "subscriber")
+
+    def __init__(self, channel: Channel, subscriber: Subscriber, *, cursor: int, stream_id: str | None) -> None:
+        self.channel = channel
+        self.subscriber = subscriber
+        self.cursor = cursor
+        self.stream_id = stream_id
+
+    def take(self) -> Iterator[bytes]:
+        """Yield the frames since the last call; text deltas that gathered are one frame."""
+        for event in _merged(self.take_events(), self.channel.template):
+            yield with_stream_id(event.data, self.stream_id)
+
+    def take_events(self) -> list[Event]:
+        """Return the events since the last call, unmerged."""
+        events = self.channel.events[self.cursor :]
+        self.cursor += len(events)
+        return events
+
+    def close(self) -> None:
+        """Want no more events; idempotent."""
+        self.channel.discard(self)
+
+
+def _merged(events: list[Event], template: tuple[bytes, bytes]) -> Iterator[Event]:
+    """Yield events with each run of neighbouring deltas joined."""
+    run: list[Event] = []
+    for event in events:
+        if event.delta is not None:
+            run.append(event)
+            continue
+        yield from _joined(run, template)
+        run.clear()
+        yield event
+    yield from _joined(run, template)
+
+
+def _joined(run: list[Event], template: tuple[bytes, bytes]) -> Iterator[Event]:
+    if len(run) == 1:
+        yield run[0]
+    elif run:
+        yield merge_deltas(run, template)

@@ -1,0 +1,89 @@
+"""Reads shared by the commands and the GET routes, in the wire's shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import orjson
+
+from protocol.codec import encode
+from server.access.auth import User
+from server.chat.errors import translate
+from server.models.pool import Model, Pool
+from server.store.base import Conversation, Store, StoredResponse
+
+T = TypeVar("T")
+
+
+class Reads:
+    """What a user may see. Every method raises ProtocolError; another user's ids look missing."""
+
+    def __init__(self, store: Store, pool: Pool) -> None:
+        self._store = store
+        self._pool = pool
+
+    async def models(self, user: User) -> dict[str, Any]:  # noqa: ARG002 every user sees every model so far
+        return {"object": "list", "data": [_wire_model(model) for model in self._pool.models.values()]}
+
+    async def response(self, user: User, id: str) -> bytes:
+        """Return the response object as the store has it, as JSON."""
+        return (await _translated(self._store.get_response(user.id, id))).snapshot
+
+    async def conversations(self, user: User, after: str | None, limit: int) -> dict[str, Any]:
+        rows, more = await _translated(self._store.list_conversations(user.id, after=after, limit=limit))
+        return {"object": "list", "data": [wire_conversation(row) for row in rows], "has_more": more}
+
+    async def conversation(self, user: User, id: str) -> dict[str, Any]:
+        return wire_conversation(await _translated(self._store.get_conversation(user.id, id)))
+
+    async def items(self, user: User, conversation: str, after: str | None, limit: int) -> dict[str, Any]:
+        rows, more = await _translated(self._store.list_items(user.id, conversation, after=after, limit=limit))
+        return {"object": "list", "data": [row.as_wire() for row in rows], "has_more": more}
+
+
+def wire_conversation(conversation: Conversation) -> dict[str, Any]:
+    """Return the conversation object: OpenAI's, with what a list needs to be useful."""
+    return {
+        "id": conversation.id,
+        "object": "conversation",
+        "created_at": conversation.created_at,
+        "updated_at": conversation.updated_at,
+        "metadata": conversation.metadata,
+        "running_response": conversation.running_response,
+    }
+
+
+def terminal_event(stored: StoredResponse) -> bytes:
+    """Return the last event of an ended response, made again from what the store keeps of it."""
+    return encode(
+        {
+            "type": f"response.{stored.status}",
+            "sequence_number": max(stored.last_sequence_number, 0),
+            "response": orjson.loads(stored.snapshot),
+        }
+    )
+
+
+def _wire_model(model: Model) -> dict[str, Any]:
+    """Return the model object: OpenAI's, with the state that honest waiting needs."""
+    engine = model.engine
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created_at,
+        "owned_by": "tokenwire",
+        "state": model.state.value,
+        "detail": model.detail,
+        "progress": model.progress,
+        "context_length": engine.context_length if engine is not None and model.ready_engine else None,
+        "running": model.admission.running if model.admission else 0,
+        "waiting": model.admission.waiting if model.admission else 0,
+    }
+
+
+async def _translated(work: Awaitable[T]) -> T:
+    try:
+        return await work
+    except Exception as error:  # translated for the wire; what nobody expected is logged there
+        raise translate(error) from error

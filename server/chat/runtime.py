@@ -1,0 +1,108 @@
+"""What every running response of this gateway shares."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from server.config import Config
+from server.observe.metrics import Metrics
+from server.store.base import FencedError, Finish, Store, StoreUnavailableError
+from server.store.journal import Journal
+
+logger = logging.getLogger(__name__)
+
+RETRY_FIRST_S: Final = 0.1  # back-off while Redis does not take an end: doubled up to
+RETRY_MAX_S: Final = 5.0
+
+
+class TurnGate:
+    """Wake the turns of a conversation that wait here when one of them has ended."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, set[asyncio.Event]] = {}
+
+    @contextmanager
+    def watch(self, conversation: str | None) -> Iterator[asyncio.Event]:
+        """Give an event that is set whenever a turn of the conversation ends."""
+        changed = asyncio.Event()
+        if conversation is None:
+            yield changed
+            return
+        events = self._waiting.setdefault(conversation, set())
+        events.add(changed)
+        try:
+            yield changed
+        finally:
+            events.discard(changed)
+            if not events:
+                self._waiting.pop(conversation, None)
+
+    def wake(self, conversation: str | None) -> None:
+        for changed in self._waiting.get(conversation or "", ()):
+            changed.set()
+
+
+class Runtime:
+    """The gateway's store, journal and settings, and the writes that outlive a response's task."""
+
+    def __init__(self, config: Config, store: Store, journal: Journal, metrics: Metrics, gateway_id: str) -> None:
+        self.config = config
+        self.store = store
+        self.journal = journal
+        self.metrics = metrics
+        self.gateway_id = gateway_id
+        self.turns = TurnGate()
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def finish(self, end: Finish, conversation: str | None, *, timeout_s: float | None) -> None:
+        """Write an end, again and again until Redis takes it or the time is up, and let the next turn go on.
+
+        timeout_s: None tries for ever. Raises StoreUnavailableError, FencedError.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        delay = RETRY_FIRST_S
+        while True:
+            try:
+                await self.store.finish(end)
+            except StoreUnavailableError:
+                if deadline is not None and loop.time() + delay > deadline:
+                    raise
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, RETRY_MAX_S)
+            else:
+                self.turns.wake(conversation)
+                return
+
+    def finish_later(self, end: Finish, conversation: str | None) -> None:
+        """Write an end that Redis could not take in time, as soon as it is back."""
+        self.spawn(self._finish_when_possible(end, conversation), f"finish {end.response_id}")
+
+    async def _finish_when_possible(self, end: Finish, conversation: str | None) -> None:
+        try:
+            await self.finish(end, conversation, timeout_s=None)
+        except FencedError:
+            logger.info("response %s was taken over", end.response_id, extra={"response": end.response_id})
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run `work` in a task that is kept until it ends, whose failure is logged."""
+        task = asyncio.create_task(work, name=name)
+        self._background.add(task)
+        task.add_done_callback(self._reap)
+        return task
+
+    async def close(self) -> None:
+        """Stop what is left in the background."""
+        for task in self._background:
+            task.cancel()
+        if self._background:
+            await asyncio.wait(self._background)
+
+    def _reap(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s failed", task.get_name(), exc_info=error)

@@ -1,0 +1,293 @@
+"""The use cases: one method per command."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from protocol.codec import with_stream_id
+from protocol.commands import (
+    DEFAULT_PAGE,
+    Command,
+    ConversationCreate,
+    ConversationDelete,
+    ConversationItemsList,
+    ConversationList,
+    ConversationRetrieve,
+    ConversationUpdate,
+    ModelList,
+    ResponseCancel,
+    ResponseCreate,
+    ResponseProcessed,
+    ResponseRetrieve,
+    ResponseSteer,
+    SessionUpdate,
+)
+from protocol.errors import ProtocolError
+from protocol.events import answer, steer_failed
+from protocol.items import Message
+from protocol.response_stream import State
+from server.access.auth import User
+from server.chat.client import Client
+from server.chat.errors import translate
+from server.chat.generation import Generation, Interrupt
+from server.chat.reads import Reads, terminal_event, wire_conversation
+from server.chat.runtime import Runtime
+from server.chat.turn import Turn, make_turn, message_items
+from server.models.pool import Pool
+from server.store.base import Conversation
+
+logger = logging.getLogger(__name__)
+
+REPLAY_PAGE: Final = 500  # events read from the journal at once
+_TERMINAL: Final = frozenset({"completed", "incomplete", "failed"})
+
+
+class Chat:
+    """Everything a signed-in client can do. Errors come out as ProtocolError, ready for the wire."""
+
+    def __init__(self, runtime: Runtime, pool: Pool) -> None:
+        self._runtime = runtime
+        self._store = runtime.store
+        self._pool = pool
+        self.reads = Reads(self._store, pool)
+        self._running: dict[str, Generation] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.is_draining = False
+        self._handlers: dict[type[Command], Callable[[Client, Any], Awaitable[None]]] = {
+            ResponseCancel: self.cancel,
+            ResponseRetrieve: self.retrieve,
+            ResponseSteer: self.steer,
+            ResponseProcessed: self.processed,
+            ConversationCreate: self.create_conversation,
+            ConversationRetrieve: self.retrieve_conversation,
+            ConversationUpdate: self.update_conversation,
+            ConversationDelete: self.delete_conversation,
+            ConversationList: self.list_conversations,
+            ConversationItemsList: self.list_items,
+            ModelList: self.list_models,
+            SessionUpdate: self.update_session,
+        }
+
+    @property
+    def running(self) -> int:
+        """Responses of this gateway that have not ended."""
+        return len(self._running)
+
+    async def handle(self, client: Client, command: Command) -> None:
+        """Do any command but `response.create`, which has a lane of its own. Raises ProtocolError."""
+        try:
+            await self._handlers[type(command)](client, command)
+        except Exception as error:  # translated for the wire; what nobody expected is logged there
+            raise translate(error) from error
+
+    # Responses
+
+    async def create(self, client: Client, command: ResponseCreate) -> Generation | None:
+        """Begin to answer and subscribe the client; return when the turn is acknowledged.
+
+        Return None where the command was a repetition: the earlier response's events have been sent or will be.
+        Raises ProtocolError when the turn is refused; then nothing of it remains.
+        """
+        try:
+            return await self._create(client, command)
+        except Exception as error:  # translated for the wire; what nobody expected is logged there
+            raise translate(error) from error
+
+    async def _create(self, client: Client, command: ResponseCreate) -> Generation | None:
+        if self.is_draining:
+            raise ProtocolError("server_is_overloaded", "the server is stopping; connect again", retry_after_ms=2000)
+        if command.id is not None and command.id in client.commands:
+            await self._attach(client, client.commands[command.id], -1, command.stream_id)
+            return None
+        generation = Generation(self._turn(client, command), self._runtime)
+        self._run(generation)
+        try:
+            response_id = await asyncio.shield(generation.accepted)
+        except asyncio.CancelledError:
+            if not generation.is_stored:
+                generation.cancel()
+            raise
+        except ProtocolError:
+            # A failed continuation evicts what it was to continue (OpenAI: WebSocket mode, store:false).
+            client.local.discard(command.previous_response_id or "")
+            raise
+        if response_id != generation.response_id:
+            await self._attach(client, response_id, -1, command.stream_id)
+            return None
+        client.subscribe(generation.channel, cursor=0, stream_id=command.stream_id)
+        if not generation.is_stored:
+            self._remember(client, command, generation)
+        return generation
+
+    def _run(self, generation: Generation) -> None:
+        self._running[generation.response_id] = generation
+        task = asyncio.create_task(generation.run(), name=f"response {generation.response_id}")
+        self._tasks.add(task)
+        task.add_done_callback(lambda task: self._ended(task, generation))
+
+    def _ended(self, task: asyncio.Task[None], generation: Generation) -> None:
+        self._tasks.discard(task)
+        self._running.pop(generation.response_id, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%r broke", generation, exc_info=error)
+
+    def _remember(self, client: Client, command: ResponseCreate, generation: Generation) -> None:
+        """Keep an unstored answer on its connection once it has ended."""
+        if command.id is not None:
+            client.commands[command.id] = generation.response_id
+
+        def ended() -> None:
+            if generation.stream.state in (State.COMPLETED, State.INCOMPLETE):
+                said = (Message("assistant", generation.stream.text),) if generation.stream.text else ()
+                client.local.put(generation.response_id, (*generation.context_messages, *said))
+            else:
+                client.local.discard(command.previous_response_id or "")
+
+        generation.channel.on_closed = ended
+
+    def _turn(self, client: Client, command: ResponseCreate) -> Turn:
+        """Give the turn its ids, its model, and what only this connection knows of its past."""
+        before = client.local.get(command.previous_response_id or "")
+        return make_turn(client.user.id, self._pool.get(command.model), command, before)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new turns; return when running answers have ended, or leave them as they are when time is up."""
+        self.is_draining = True
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+        for generation in tuple(self._running.values()):
+            generation.interrupt(Interrupt.ABANDONED)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def cancel(self, client: Client, command: ResponseCancel) -> None:
+        """Stop a response; its terminal event answers. One that has ended answers with the end it has."""
+        response_id = command.response_id or ""
+        generation = self._running_for(client, response_id)
+        if generation is None:
+            await self._attach(client, response_id, None, command.stream_id)
+            return
+        if not client.is_subscribed(response_id):
+            channel = generation.channel
+            client.subscribe(channel, cursor=len(channel.events), stream_id=command.stream_id)
+        generation.cancel()
+
+    async def retrieve(self, client: Client, command: ResponseRetrieve) -> None:
+        """Send what the client has missed of a response, then go on live."""
+        after = -1 if command.starting_after is None else command.starting_after
+        await self._attach(client, command.response_id, after, command.stream_id)
+
+    async def _attach(self, client: Client, response_id: str, after: int | None, stream_id: str | None) -> None:
+        """Subscribe to a running response, or replay an ended one. after: None wants its terminal event alone.
+
+        1. It runs here: from memory, then live.
+        2. It has ended and its journal is there: replay the journal.
+        3. Its journal has expired: the terminal event alone, with the full output.
+        """
+        generation = self._running_for(client, response_id)
+        if generation is not None:
+            channel = generation.channel
+            cursor = len(channel.events) if after is None else channel.index_after(after)
+            client.subscribe(channel, cursor=cursor, stream_id=stream_id)
+            return
+        stored = await self._store.get_response(client.user.id, response_id)
+        if stored.status not in _TERMINAL:
+            raise ProtocolError(
+                "server_is_overloaded",
+                "the response runs on another gateway, or waits to be taken over; ask again",
+                retry_after_ms=1000,
+            )
+        if after is None:
+            after = stored.last_sequence_number - 1
+        sent = await self._replay(client, response_id, after, stream_id)
+        if not sent:
+            await client.write(with_stream_id(terminal_event(stored), stream_id))
+
+    async def _replay(self, client: Client, response_id: str, after: int, stream_id: str | None) -> bool:
+        """Send journaled events after a number; return whether there were any."""
+        sent = False
+        while events := await self._store.read_events(response_id, after=after, count=REPLAY_PAGE):
+            for number, event in events:
+                await client.write(with_stream_id(event, stream_id))
+                after = number
+            sent = True
+        return sent
+
+    def _running_for(self, client: Client, response_id: str) -> Generation | None:
+        """Return the response if it runs here and is this client's to see; an unstored one is its connection's."""
+        generation = self._running.get(response_id)
+        if generation is None or generation.is_ended or generation.turn.owner != client.user.id:
+            return None
+        return generation if generation.is_stored or client.is_subscribed(response_id) else None
+
+    async def steer(self, client: Client, command: ResponseSteer) -> None:
+        client.send(steer_failed(command))
+
+    async def processed(self, client: Client, command: ResponseProcessed) -> None:
+        """Ignore a client's note, silently."""
+
+    # Conversations
+
+    async def create_conversation(self, client: Client, command: ConversationCreate) -> None:
+        conversation = await self.new_conversation(client.user, command)
+        client.send(answer("conversation.created", command, conversation=wire_conversation(conversation)))
+
+    async def new_conversation(self, user: User, command: ConversationCreate) -> Conversation:
+        """Make a conversation with the command's metadata and first items."""
+        now = int(time.time())
+        conversation = Conversation(
+            id=f"conv_{uuid.uuid4().hex}",
+            owner=user.id,
+            created_at=now,
+            updated_at=now,
+            metadata=command.metadata or {},
+        )
+        return await self._store.create_conversation(conversation, message_items(command.messages, None), command.id)
+
+    async def retrieve_conversation(self, client: Client, command: ConversationRetrieve) -> None:
+        conversation = await self.reads.conversation(client.user, command.conversation)
+        client.send(answer("conversation.retrieved", command, conversation=conversation))
+
+    async def update_conversation(self, client: Client, command: ConversationUpdate) -> None:
+        conversation = await self._store.update_conversation(client.user.id, command.conversation, command.metadata)
+        client.send(answer("conversation.updated", command, conversation=wire_conversation(conversation)))
+
+    async def delete_conversation(self, client: Client, command: ConversationDelete) -> None:
+        """Delete it with everything in it; running answers stop."""
+        await self._store.delete_conversation(client.user.id, command.conversation)
+        for generation in tuple(self._running.values()):
+            if generation.conversation == command.conversation:
+                generation.cancel()
+        deleted = {"id": command.conversation, "object": "conversation.deleted", "deleted": True}
+        client.send(answer("conversation.deleted", command, conversation=deleted))
+
+    async def list_conversations(self, client: Client, command: ConversationList) -> None:
+        page = await self.reads.conversations(client.user, command.after, command.limit or DEFAULT_PAGE)
+        client.send(answer("conversation.listed", command, data=page["data"], has_more=page["has_more"]))
+
+    async def list_items(self, client: Client, command: ConversationItemsList) -> None:
+        page = await self.reads.items(client.user, command.conversation, command.after, command.limit or DEFAULT_PAGE)
+        client.send(
+            answer(
+                "conversation.items.listed",
+                command,
+                conversation=command.conversation,
+                data=page["data"],
+                has_more=page["has_more"],
+            )
+        )
+
+    # The rest
+
+    async def list_models(self, client: Client, command: ModelList) -> None:
+        models = await self.reads.models(client.user)
+        client.send(answer("model.listed", command, data=models["data"]))
+
+    async def update_session(self, client: Client, command: SessionUpdate) -> None:
+        """Answer a sign-in on a connection that is signed in already."""
+        client.send(answer("session.updated", command, session={"user": client.user.id}))

@@ -1,0 +1,133 @@
+"""A turn to be answered, and what the store and the engine are told of it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from protocol.codec import encode
+from protocol.commands import ResponseCreate
+from protocol.items import Message, MessageItem
+from protocol.response_stream import ResponseHead, response_object
+from server.chat.context import Context, ContextRequest
+from server.engine.base import GenerationRequest, Sampling
+from server.models.pool import Model
+from server.store.base import NewTurn
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request for an answer.
+
+    head: the response's constants. previous: the stored response it follows. before: messages that only the
+    connection knows (`store:false`). items: its input.
+    """
+
+    owner: str
+    head: ResponseHead
+    model: Model
+    command: ResponseCreate
+    previous: str | None
+    before: tuple[Message, ...]
+    items: tuple[MessageItem, ...]
+
+
+def make_turn(owner: str, model: Model, command: ResponseCreate, before: tuple[Message, ...] | None) -> Turn:
+    """Give a command its ids. before: what a `store:false` response that it continues has said; None if it is stored.
+
+    A stored turn that continues an unstored one brings all of that along as its own input.
+    """
+    key = uuid.uuid4().hex
+    messages = (*before, *command.messages) if before and command.is_stored else command.messages
+    head = ResponseHead(
+        id=f"resp_{key}",
+        item_id=f"msg_{key}",
+        model=model.name,
+        created_at=int(time.time()),
+        conversation=command.conversation_id,
+        previous_response_id=command.previous_response_id,
+        parameters=parameters(command),
+    )
+    return Turn(
+        owner=owner,
+        head=head,
+        model=model,
+        command=command,
+        previous=command.previous_response_id if before is None else None,
+        before=before or (),
+        items=message_items(messages, head.id),
+    )
+
+
+def message_items(messages: tuple[Message, ...], response_id: str | None) -> tuple[MessageItem, ...]:
+    """Return messages as items to keep, each with an id of its own."""
+    return tuple(
+        MessageItem(f"msg_{uuid.uuid4().hex}", message.role, message.content, "completed", response_id)
+        for message in messages
+    )
+
+
+def parameters(command: ResponseCreate) -> dict[str, Any]:
+    """Return what the response object repeats of the request."""
+    return {
+        "temperature": command.temperature,
+        "top_p": command.top_p,
+        "max_output_tokens": command.max_output_tokens,
+        "truncation": command.truncation or "disabled",
+        "store": command.is_stored,
+        "metadata": command.metadata or {},
+    }
+
+
+def new_turn(turn: Turn, gateway: str) -> NewTurn:
+    """Return the record by which the store acknowledges the turn."""
+    return NewTurn(
+        response_id=turn.head.id,
+        owner=turn.owner,
+        conversation=turn.head.conversation,
+        previous=turn.previous,
+        command_id=turn.command.id,
+        model=turn.model.name,
+        created_at=turn.head.created_at,
+        items=turn.items,
+        request=msgspec.json.encode(msgspec.structs.replace(turn.command, messages=())),
+        snapshot=encode(response_object(turn.head, status="in_progress")),
+        gateway=gateway,
+    )
+
+
+def context_request(turn: Turn, history: tuple[MessageItem, ...], reserve: int) -> ContextRequest:
+    """Return what must fit the window. reserve: tokens kept for the answer when trimming."""
+    command = turn.command
+    return ContextRequest(
+        instructions=command.instructions or turn.model.system_prompt,
+        history=(*(item.as_message() for item in history), *turn.before),
+        messages=command.messages,
+        max_output_tokens=command.max_output_tokens,
+        reserve=reserve,
+        may_trim=command.truncation == "auto",
+    )
+
+
+def generation_request(turn: Turn, epoch: int, context: Context) -> GenerationRequest:
+    """Return the engine's order. Its id is unique also when the response is taken up again in a later epoch."""
+    command = turn.command
+    sampling = Sampling(
+        max_tokens=context.max_tokens,
+        temperature=command.temperature,
+        top_p=command.top_p,
+        top_k=command.top_k,
+        min_p=command.min_p,
+        seed=command.seed,
+        presence_penalty=command.presence_penalty,
+        frequency_penalty=command.frequency_penalty,
+        repetition_penalty=command.repetition_penalty,
+        min_tokens=command.min_tokens,
+        ignore_eos=bool(command.ignore_eos),
+        stop=command.stop_strings,
+    )
+    return GenerationRequest(f"{turn.head.id}-{epoch}", context.prompt, sampling)

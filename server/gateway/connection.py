@@ -1,0 +1,110 @@
+"""One socket of `/v1/responses`: frames to commands, answers and events to frames."""
+
+from __future__ import annotations
+
+import msgspec
+from websockets.asyncio.server import ServerConnection
+
+from protocol.commands import Command, ConversationCreate, ResponseCancel, ResponseCreate, parse_command
+from protocol.errors import ProtocolError
+from protocol.events import error_event
+from server.access.auth import User
+from server.chat.client import LocalResponses
+from server.chat.generation import Generation
+from server.chat.hub import Channel, Subscription
+from server.chat.service import Chat
+from server.config import Config
+from server.gateway.lanes import Lanes
+from server.gateway.outbox import Outbox
+from server.observe.metrics import Metrics
+
+
+class Connection:
+    """A signed-in client of the protocol (the chat layer's `Client`, the hub's `Subscriber`)."""
+
+    def __init__(self, websocket: ServerConnection, user: User, chat: Chat, config: Config, metrics: Metrics) -> None:
+        self.user = user
+        self.local = LocalResponses(config.limits.max_local_responses)
+        self.commands: dict[str, str] = {}
+        self._websocket = websocket
+        self._chat = chat
+        self._metrics = metrics
+        self._outbox = Outbox(websocket, config.limits.send_timeout_s)
+        self._lanes = Lanes(config.limits, self._create, self._fail)
+        self._subscriptions: list[Subscription] = []
+        self._conversation: str | None = None  # of plain-text turns; made on first use
+
+    async def run(self) -> None:
+        """Serve until the socket closes. Raises ConnectionClosed."""
+        try:
+            async for frame in self._websocket:
+                await self._receive(frame)
+                await self._outbox.wait_for_room()
+        finally:
+            await self._lanes.close()
+            for subscription in self._subscriptions:
+                subscription.close()
+            await self._outbox.close()
+
+    # The chat layer's view
+
+    def send(self, frame: bytes) -> None:
+        self._outbox.send(frame)
+
+    async def write(self, frame: bytes) -> None:
+        await self._outbox.write(frame)
+
+    def subscribe(self, channel: Channel, *, cursor: int, stream_id: str | None) -> Subscription:
+        self._subscriptions = [kept for kept in self._subscriptions if not kept.channel.is_closed]
+        subscription = Subscription(channel, self, cursor=cursor, stream_id=stream_id)
+        channel.add(subscription)
+        self._subscriptions.append(subscription)
+        self.wake(subscription)
+        return subscription
+
+    def is_subscribed(self, response_id: str) -> bool:
+        return any(subscription.channel.response_id == response_id for subscription in self._subscriptions)
+
+    def wake(self, subscription: Subscription) -> None:
+        self._outbox.wake(subscription)
+
+    # Frames in
+
+    async def _receive(self, frame: str | bytes) -> None:
+        """Do what one frame asks; whatever is wrong with it becomes an error event."""
+        command: Command | None = None
+        try:
+            command = parse_command(frame)
+            match command:
+                case ResponseCreate():
+                    self._lanes.put(command)
+                case ResponseCancel(response_id=None):
+                    await self._cancel_lane(command)
+                case _:
+                    await self._chat.handle(self, command)
+        except ProtocolError as error:
+            self._fail(error, command)
+
+    async def _create(self, command: ResponseCreate) -> Generation | None:
+        if command.plain:
+            command = msgspec.structs.replace(command, conversation=await self._current_conversation())
+        return await self._chat.create(self, command)
+
+    async def _current_conversation(self) -> str:
+        if self._conversation is None:
+            self._conversation = (await self._chat.new_conversation(self.user, ConversationCreate())).id
+        return self._conversation
+
+    async def _cancel_lane(self, command: ResponseCancel) -> None:
+        """Stop what runs on the command's lane; without any, answer with the end of what ran last."""
+        lane = self._lanes.get(command.stream_id)
+        if lane is not None and lane.is_busy and lane.running is None:
+            lane.is_cancelled = True
+            return
+        if lane is None or lane.last is None:
+            raise ProtocolError("response_not_found", "nothing runs on this lane", param="response_id")
+        await self._chat.handle(self, msgspec.structs.replace(command, response_id=lane.last))
+
+    def _fail(self, error: ProtocolError, command: Command | None) -> None:
+        self._metrics.protocol_error(error.code)
+        self.send(error_event(error, command))

@@ -1,0 +1,112 @@
+"""What goes out on one socket: at once while the client keeps up, by a writer task with back-pressure when not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Final
+
+from websockets.asyncio.server import ServerConnection, broadcast
+from websockets.exceptions import ConnectionClosed
+
+from server.chat.hub import Subscription
+
+logger = logging.getLogger(__name__)
+
+FAST_BUFFER_BYTES: Final = 32 * 1024  # bytes the transport may hold before we wait for the client
+ANSWERS_HIGH: Final = 64  # answers waiting for a slow client before its next command is read
+
+
+class Outbox:
+    """Frames for one socket.
+
+    Answers to commands are queued whole. Subscriptions are cursors: what a slow client misses is merged when it
+    catches up, so its memory is bounded by the answer. A send stuck for `send_timeout_s` ends the connection.
+    """
+
+    def __init__(self, websocket: ServerConnection, send_timeout_s: float) -> None:
+        self._websocket = websocket
+        self._send_timeout_s = send_timeout_s
+        self._answers: deque[bytes] = deque()
+        self._ready: dict[Subscription, None] = {}
+        self._work = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._is_writing = False
+        self._task: asyncio.Task[None] | None = None
+
+    def send(self, frame: bytes) -> None:
+        """Send an answer; never blocks."""
+        if self._keeps_up():
+            broadcast((self._websocket,), frame, text=True)
+            return
+        self._answers.append(frame)
+        if len(self._answers) >= ANSWERS_HIGH:
+            self._room.clear()
+        self._start_writing()
+
+    def wake(self, subscription: Subscription) -> None:
+        """Send what waits in a subscription; never blocks."""
+        if self._keeps_up():
+            for frame in subscription.take():
+                broadcast((self._websocket,), frame, text=True)
+            return
+        self._ready[subscription] = None
+        self._start_writing()
+
+    async def write(self, frame: bytes) -> None:
+        """Send a frame and wait while the client is behind. Raises ConnectionClosed."""
+        try:
+            async with asyncio.timeout(self._send_timeout_s):
+                await self._websocket.send(frame, text=True)
+        except TimeoutError:
+            logger.info("client reads too slowly", extra={"connection": str(self._websocket.id)})
+            self._websocket.transport.abort()
+
+    async def wait_for_room(self) -> None:
+        """Return when few enough answers wait: a client that does not read is not listened to."""
+        await self._room.wait()
+
+    async def close(self) -> None:
+        """Drop what waits; idempotent."""
+        self._answers.clear()
+        self._ready.clear()
+        self._room.set()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def _keeps_up(self) -> bool:
+        transport = self._websocket.transport
+        return not self._is_writing and transport.get_write_buffer_size() < FAST_BUFFER_BYTES
+
+    def _start_writing(self) -> None:
+        """Hand over to the writer; it is made when first needed, since most clients never are behind."""
+        self._is_writing = True
+        self._work.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"writer {self._websocket.id}")
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._work.wait()
+                self._work.clear()
+                await self._write_all()
+                self._is_writing = False
+        except ConnectionClosed:
+            self._answers.clear()
+            self._room.set()
+
+    async def _write_all(self) -> None:
+        while self._answers or self._ready:
+            if self._answers:
+                await self.write(self._answers.popleft())
+                if len(self._answers) < ANSWERS_HIGH:
+                    self._room.set()
+                continue
+            subscription = next(iter(self._ready))
+            del self._ready[subscription]
+            for frame in subscription.take():
+                await self.write(frame)

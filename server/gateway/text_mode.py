@@ -1,0 +1,98 @@
+"""`/chat`: plain text in, plain text out, for wscat and the simplest client.
+
+Each frame in is a user's turn. The answer's text comes back as it is made; an empty frame ends it. Errors come as
+`[error] …`. All turns of a connection are one conversation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from websockets.asyncio.server import ServerConnection
+
+from protocol.commands import ConversationCreate, plain_turn
+from protocol.errors import ProtocolError
+from server.access.auth import User
+from server.chat.client import LocalResponses
+from server.chat.hub import Channel, Subscription
+from server.chat.service import Chat
+from server.config import Config
+from server.gateway.outbox import Outbox
+
+
+class TextConnection:
+    """A client of plain text (the chat layer's `Client`, the hub's `Subscriber`)."""
+
+    def __init__(self, websocket: ServerConnection, user: User, chat: Chat, config: Config) -> None:
+        self.user = user
+        self.local = LocalResponses(config.limits.max_local_responses)
+        self.commands: dict[str, str] = {}
+        self._websocket = websocket
+        self._chat = chat
+        self._outbox = Outbox(websocket, config.limits.send_timeout_s)
+        self._subscription: Subscription | None = None
+        self._events = asyncio.Event()
+        self._conversation: str | None = None
+
+    async def run(self) -> None:
+        """Answer turn after turn until the socket closes. Raises ConnectionClosed."""
+        try:
+            async for frame in self._websocket:
+                await self._take_turn(frame)
+        finally:
+            if self._subscription is not None:
+                self._subscription.close()
+
+    async def _take_turn(self, frame: str | bytes) -> None:
+        try:
+            await self._answer(frame.decode("utf-8") if isinstance(frame, bytes) else frame)
+        except UnicodeDecodeError:
+            await self._say("[error] the frame is not valid UTF-8; send text")
+        except ProtocolError as error:
+            await self._say(f"[error] {error.message}")
+        await self._say("")
+
+    async def _answer(self, text: str) -> None:
+        """Stream one answer. Raises ProtocolError where the turn is refused."""
+        command = plain_turn(text)
+        if self._conversation is None:
+            self._conversation = (await self._chat.new_conversation(self.user, ConversationCreate())).id
+        command = msgspec.structs.replace(command, conversation=self._conversation)
+        generation = await self._chat.create(self, command)
+        if generation is None or self._subscription is None:
+            return
+        while not generation.is_ended:
+            self._events.clear()
+            await self._say_new(self._subscription)
+            await self._events.wait()
+        await self._say_new(self._subscription)
+        if generation.error is not None:
+            await self._say(f"[error] {generation.error}")
+
+    async def _say_new(self, subscription: Subscription) -> None:
+        text = "".join(event.delta or "" for event in subscription.take_events())
+        if text:
+            await self._say(text)
+
+    async def _say(self, text: str) -> None:
+        await self._outbox.write(text.encode())
+
+    # The chat layer's view
+
+    def send(self, frame: bytes) -> None:
+        """Nothing but answers' text goes out here; `create` sends nothing."""
+
+    async def write(self, frame: bytes) -> None:
+        """As `send`."""
+
+    def subscribe(self, channel: Channel, *, cursor: int, stream_id: str | None) -> Subscription:
+        self._subscription = Subscription(channel, self, cursor=cursor, stream_id=stream_id)
+        channel.add(self._subscription)
+        return self._subscription
+
+    def is_subscribed(self, response_id: str) -> bool:
+        return self._subscription is not None and self._subscription.channel.response_id == response_id
+
+    def wake(self, subscription: Subscription) -> None:  # noqa: ARG002 there is one at a time
+        self._events.set()

@@ -1,0 +1,171 @@
+"""The models of this server: their engines, loaded at start, watched, and started again when one dies."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from server.access.admission import Admission
+from server.engine.base import Engine, EngineDeadError, EngineStartError
+
+logger = logging.getLogger(__name__)
+
+RESTART_FIRST_S: Final = 1.0  # back-off between starts of a dead engine: doubled up to
+RESTART_MAX_S: Final = 60.0
+MAX_RESTARTS: Final = 5  # failed starts in a row before the model is given up
+HEALTH_INTERVAL_S: Final = 2.0  # a dead EngineCore is noticed at the latest after this, also when idle
+
+
+class ModelState(StrEnum):
+    """Where a model is in its life."""
+
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+class UnknownModelError(Exception):
+    """No model of that name; the text names the nearest ones."""
+
+
+class ModelFailedError(Exception):
+    """The model could not be started, and will not be tried again."""
+
+
+@dataclass(eq=False)
+class Model:
+    """One model and its engine. changed: set, then replaced, at every change of state or progress."""
+
+    name: str
+    make_engine: Callable[[], Engine]
+    max_queue: int
+    created_at: int
+    system_prompt: str | None = None
+    state: ModelState = ModelState.LOADING
+    detail: str = "waiting to start"
+    progress: float | None = None
+    engine: Engine | None = None
+    admission: Admission | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def ready_engine(self) -> Engine | None:
+        return self.engine if self.state is ModelState.READY else None
+
+    def set(self, state: ModelState, detail: str, progress: float | None = None) -> None:
+        """Note a change and wake who waits for it."""
+        if state is not self.state:
+            logger.info("model %s: %s", self.name, detail, extra={"model": self.name, "state": state.value})
+        self.state, self.detail, self.progress = state, detail, progress
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class Pool:
+    """Keep every configured model's engine running.
+
+    models: by name, in the order of the configuration. default: the model for requests that name none.
+    """
+
+    def __init__(self, models: Mapping[str, Model], default: str) -> None:
+        self.models = models
+        self.default = default
+        self._keepers: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to load every model, one after the other (they share one machine), and keep each running."""
+        turn = asyncio.Lock()
+        self._keepers = [
+            asyncio.create_task(self._keep(model, turn), name=f"model {model.name}") for model in self.models.values()
+        ]
+
+    async def wait_ready(self) -> None:
+        """Return when every model is ready; raise ModelFailedError when one is given up."""
+        for model in self.models.values():
+            while model.state is not ModelState.READY:
+                if model.state is ModelState.FAILED:
+                    raise ModelFailedError(model.detail)
+                await model.changed.wait()
+
+    async def wait_failed(self) -> None:
+        """Return when a model has been given up: the server cannot do its work any more."""
+        if self._keepers:
+            await asyncio.wait(self._keepers, return_when=asyncio.FIRST_COMPLETED)
+
+    def get(self, name: str | None) -> Model:
+        """Return the model of that name, or the default. Raises UnknownModelError."""
+        model = self.models.get(name or self.default)
+        if model is None:
+            near = difflib.get_close_matches(name or "", self.models, n=3) or list(self.models)[:5]
+            raise UnknownModelError(f"there is no model '{(name or '')[:100]}'; there is {', '.join(near)}")
+        return model
+
+    def close(self) -> None:
+        """Begin to stop every engine; idempotent."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        for model in self.models.values():
+            if model.engine is not None:
+                model.engine.close()
+
+    async def wait_closed(self) -> None:
+        """Return when every engine is gone."""
+        if self._keepers:
+            await asyncio.wait(self._keepers)
+        for model in self.models.values():
+            if model.engine is not None:
+                await model.engine.wait_closed()
+
+    async def _keep(self, model: Model, turn: asyncio.Lock) -> None:
+        """Start the model's engine, watch it, start it again when it dies; return when that fails too often."""
+        failures = 0
+        while True:
+            try:
+                async with turn:
+                    await self._start(model)
+                failures = 0
+                await self._watch(model)
+            except EngineStartError as error:
+                failures += 1
+                # At the server's own start nothing is gained by waiting: say what is wrong and end.
+                if model.admission is None or failures >= MAX_RESTARTS:
+                    model.set(ModelState.FAILED, str(error))
+                    return
+            delay = min(RESTART_FIRST_S * 2**failures, RESTART_MAX_S)
+            model.set(ModelState.LOADING, f"the engine died; starting it again in {delay:.0f} s")
+            await asyncio.sleep(delay)
+
+    async def _start(self, model: Model) -> None:
+        model.engine = engine = model.make_engine()
+        model.set(ModelState.LOADING, "starting the engine")
+        try:
+            await engine.start(lambda words, done: model.set(ModelState.LOADING, words, done))
+        except BaseException:
+            engine.close()
+            await asyncio.shield(engine.wait_closed())
+            model.engine = None
+            raise
+        if model.admission is None:
+            model.admission = Admission(engine.max_concurrency, model.max_queue)
+        model.set(ModelState.READY, "ready")
+
+    async def _watch(self, model: Model) -> None:
+        """Return when the engine has died and its remains are gone."""
+        engine = model.engine
+        assert engine is not None
+        while True:
+            await asyncio.sleep(HEALTH_INTERVAL_S)
+            try:
+                await engine.check_health()
+            except EngineDeadError as error:
+                logger.error("model %s: engine died: %s", model.name, error, extra={"model": model.name})
+                model.set(ModelState.LOADING, "the engine died")
+                engine.close()
+                await asyncio.shield(engine.wait_closed())
+                return

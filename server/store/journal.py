@@ -1,0 +1,163 @@
+"""The write-ahead tick: first Redis, then clients.
+
+All running responses share one loop. Each tick it takes what every dirty source has, writes it in one round trip, and
+only then tells the sources, which publish the very same bytes. One batch is in flight at a time, so a slow Redis
+stretches the tick and the sources' text gathers into fewer, longer deltas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from protocol.events import Event
+from server.observe.metrics import Metrics
+from server.store.base import FencedError, JournalEntry, Store, StoreError, StoreUnavailableError
+
+logger = logging.getLogger(__name__)
+
+RETRY_FIRST_S = 0.05  # back-off while Redis is away: doubled up to
+RETRY_MAX_S = 1.0
+
+
+class Source(Protocol):
+    """A running response, as the journal sees it.
+
+    is_stored: False for `store:false`; its events go straight back.
+    """
+
+    response_id: str
+    epoch: int
+    is_stored: bool
+
+    def take_events(self) -> list[Event]: ...
+
+    def acknowledge(self, events: list[Event]) -> None:
+        """Redis holds these events: publish them."""
+        ...
+
+    def refuse(self, error: StoreError) -> None:
+        """The events could not be stored: FencedError or StoreUnavailableError. Stop."""
+        ...
+
+
+class Journal:
+    """Flush the events of all running responses, tick by tick.
+
+    tick_s: time between flushes. unavailable_timeout_s: how long a batch waits for Redis before its responses fail.
+    """
+
+    def __init__(self, store: Store, metrics: Metrics, *, tick_s: float, unavailable_timeout_s: float) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._tick_s = tick_s
+        self._unavailable_timeout_s = unavailable_timeout_s
+        self._dirty: dict[Source, None] = {}
+        self._has_work = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._in_flight: dict[Source, None] = {}
+        self._landed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to tick. `wait()` tells of an unexpected end."""
+        self._task = asyncio.create_task(self._run(), name="journal")
+
+    async def wait(self) -> None:
+        """Return only when the journal has been closed; raise what ended it otherwise."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    async def close(self) -> None:
+        """Stop ticking; idempotent. Sources must have ended before."""
+        if self._task is None:
+            return
+        task, self._task = self._task, None
+        task.cancel()
+        await asyncio.wait([task])
+
+    def notify(self, source: Source, *, urgent: bool = False) -> None:
+        """`source` has events. urgent: flush at once (a first token, an end), not at the next tick."""
+        self._dirty[source] = None
+        self._has_work.set()
+        if urgent:
+            self._hurry.set()
+
+    async def settled(self, source: Source) -> None:
+        """Return when no batch with events of `source` is on its way; none will be until it notifies again."""
+        self._dirty.pop(source, None)
+        while source in self._in_flight:
+            await self._landed.wait()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        next_tick = loop.time()
+        while True:
+            await self._has_work.wait()
+            await self._wait_until(next_tick)
+            self._has_work.clear()
+            self._hurry.clear()
+            next_tick = loop.time() + self._tick_s
+            await self._flush()
+
+    async def _wait_until(self, deadline: float) -> None:
+        """Return at the deadline (a loop time), or sooner when something is urgent."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._hurry.wait()
+        except TimeoutError:
+            pass  # the tick has come
+
+    async def _flush(self) -> None:
+        self._in_flight, self._dirty = self._dirty, {}
+        self._landed.clear()
+        try:
+            await self._write([(source, source.take_events()) for source in self._in_flight])
+        finally:
+            self._in_flight = {}
+            self._landed.set()
+
+    async def _write(self, batches: list[tuple[Source, list[Event]]]) -> None:
+        entries = [
+            JournalEntry(source.response_id, source.epoch, event.sequence_number, event.data)
+            for source, events in batches
+            if source.is_stored
+            for event in events
+        ]
+        try:
+            refused = await self._append(entries) if entries else frozenset()
+        except StoreUnavailableError as unavailable:
+            error = unavailable  # bound again: the except clause unbinds its own name
+            self._settle(batches, lambda source: error if source.is_stored else None)
+        else:
+            fenced = FencedError("another gateway has taken this response over")
+            self._settle(batches, lambda source: fenced if source.response_id in refused else None)
+
+    async def _append(self, entries: list[JournalEntry]) -> frozenset[str]:
+        """Write the batch, again and again until Redis takes it or the time is up."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        delay = RETRY_FIRST_S
+        while True:
+            try:
+                refused = await self._store.append(entries)
+            except StoreUnavailableError:
+                if loop.time() + delay - started > self._unavailable_timeout_s:
+                    raise
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, RETRY_MAX_S)
+            else:
+                self._metrics.journal_flushed(loop.time() - started, len(entries))
+                return refused
+
+    def _settle(
+        self, batches: list[tuple[Source, list[Event]]], error_of: Callable[[Source], StoreError | None]
+    ) -> None:
+        for source, events in batches:
+            error = error_of(source)
+            if error is None:
+                source.acknowledge(events)
+            else:
+                source.refuse(error)
