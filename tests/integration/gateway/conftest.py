@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import uvloop
 from websockets.asyncio.server import ServerConnection
 
 from protocol.errors import ProtocolError
@@ -23,6 +24,11 @@ from server.gateway.page import Page
 from server.observe.metrics import Metrics
 
 LIMIT_S = 10.0
+
+
+def pytest_asyncio_loop_factories(config, item):
+    """Run every test on uvloop, which the server uses, and on asyncio's own loop, which it falls back to."""
+    return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 
 
 class FakeQueries:
@@ -140,7 +146,7 @@ def web(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def gateway_with(web: Path) -> Factory:
-    """Make a gateway with its own settings: `async with gateway_with(limits={…}) as gateway`."""
+    """Makes gateways with settings of their own, for `async with`."""
 
     @asynccontextmanager
     async def make(handler: Handler = echo, **settings: Any) -> AsyncIterator[Gateway]:
@@ -169,7 +175,7 @@ def gateway_with(web: Path) -> Factory:
 async def no_tasks_but(expected: set[asyncio.Task[Any]]) -> None:
     """Wait until every task that the test caused has ended; hangs into a timeout naming them if one does not."""
     for _ in range(1000):
-        left = asyncio.all_tasks() - expected - {asyncio.current_task()}  # type: ignore[arg-type]  # we run in one
+        left = asyncio.all_tasks() - expected - {asyncio.current_task()}
         if not left:
             return
         await asyncio.sleep(0.001)

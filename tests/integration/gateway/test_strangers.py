@@ -9,6 +9,7 @@ import struct
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
+from websockets.typing import Origin
 
 TLS_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(range(190))
 GARBAGE = bytes(range(256)) * 8
@@ -117,7 +118,7 @@ async def test_bad_handshakes(gateway, silent):
 async def test_foreign_origin(gateway):
     """A page of another site can neither open a socket nor read the API."""
     with pytest.raises(InvalidStatus) as refused:
-        await connect(f"{gateway.socket_url}/v1/responses", origin="https://evil.example")
+        await connect(f"{gateway.socket_url}/v1/responses", origin=Origin("https://evil.example"))
     assert refused.value.response.status_code == 403
     assert (await gateway.get("/v1/models", {"Origin": "https://evil.example"})).status == 403
     assert (await gateway.get("/v1/models", {"Origin": "null"})).status == 403
@@ -136,7 +137,7 @@ async def test_own_and_allowed_origins(gateway_with):
     """The server's own page and listed ones may connect."""
     async with gateway_with(allowed_origins=["https://chat.example"]) as gateway:
         for origin in (gateway.url, "https://chat.example"):
-            async with connect(f"{gateway.socket_url}/v1/responses", origin=origin) as client:
+            async with connect(f"{gateway.socket_url}/v1/responses", origin=Origin(origin)) as client:
                 await client.send("hi")
                 assert await client.recv() == "local: hi"
         assert (await gateway.get("/", {"Host": "chat.example"})).status == 200
@@ -165,8 +166,7 @@ async def test_two_mebibytes_of_brackets(gateway):
     """A frame over the limit closes this socket with 1009."""
     async with connect(f"{gateway.socket_url}/v1/responses") as client:
         with pytest.raises(ConnectionClosedError) as closed:
-            await client.send("[" * 2 * 1024 * 1024)
-            await client.recv()
+            await asyncio.gather(client.send("[" * 2 * 1024 * 1024), client.recv())
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1009
     await assert_serves(gateway)

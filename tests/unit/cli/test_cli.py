@@ -123,10 +123,10 @@ def test_check_says_what_serve_would_do(capsys, tmp_path):
 
 def test_check_warns(capsys):
     """What is allowed and still unwise is said."""
-    flags = ["--engine", "echo", "--host", "0.0.0.0", "--allow-unauthenticated", "--redis-url", "redis://h"]
+    flags = ["--engine", "echo", "--host", "10.0.0.1", "--allow-unauthenticated", "--redis-url", "redis://h"]
     assert main(["check", *flags]) == 0
     output = capsys.readouterr().out
-    assert "Warning: anyone who reaches 0.0.0.0" in output
+    assert "Warning: anyone who reaches 10.0.0.1" in output
     assert "Warning: Redis is used without a password" in output
 
 

@@ -89,8 +89,10 @@ def test_one_line_per_fault_names_key_and_origin(toml):
         f"models.q.5.source ({file}): is missing and has no default; set it",
         f"models.q.5.sorce ({file}): no such key; did you mean models.q.5.source?",
         "port (--port): must be a valid integer, unable to parse string as an integer, not 'x'",
-        "limits.max_lanes (TOKENWIRE_LIMITS__MAX_LANES): must be a valid integer, "
-        "unable to parse string as an integer, not 'no'",
+        (
+            "limits.max_lanes (TOKENWIRE_LIMITS__MAX_LANES): must be a valid integer, "
+            "unable to parse string as an integer, not 'no'"
+        ),
     }
 
 
@@ -134,7 +136,7 @@ def test_redis_url_is_not_repeated(url):
     assert "secret" not in fault
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "my.host"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "my.host"])  # noqa: S104 refused, not bound
 def test_no_sign_in_means_loopback_only(host):
     """Other addresses need an explicit word."""
     (fault,) = faults({"host": host})
@@ -145,7 +147,7 @@ def test_no_sign_in_means_loopback_only(host):
 
 @pytest.mark.parametrize(
     ("host", "loopback"),
-    [("127.0.0.1", True), ("127.1.2.3", True), ("::1", True), ("LOCALHOST", True), ("0.0.0.0", False), ("x", False)],
+    [("127.0.0.1", True), ("127.1.2.3", True), ("::1", True), ("LOCALHOST", True), ("10.0.0.1", False), ("x", False)],
 )
 def test_is_loopback(host, loopback):
     """Addresses by their value, names only if they are localhost."""
@@ -159,7 +161,7 @@ def test_default_model_must_be_served(toml):
 
 
 def test_batched_tokens_must_hold_every_sequence(toml):
-    """vLLM refuses a step that cannot hold one token per sequence; a model's own values and [vllm]'s are combined."""
+    """A step holds a token of each sequence, or vLLM refuses; a model's values are taken with those of [vllm]."""
     file = toml("[vllm]\nmax_num_seqs = 64\n[models.a]\nsource = 'x'\nmax_num_batched_tokens = 32")
     (fault,) = faults(file=file)
     assert fault == f"models.a.max_num_batched_tokens ({file}): 32 is less than max_num_seqs (64); raise it"

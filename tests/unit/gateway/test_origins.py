@@ -8,8 +8,10 @@ from server.config import Config
 from server.gateway.origins import refusal
 
 LOCAL = Config(engine="echo", allowed_origins=("https://chat.example", "http://10.0.0.1:3000"))
-OPEN = Config(engine="echo", host="0.0.0.0", allow_unauthenticated=True)
-BEHIND_PROXY = Config(engine="echo", host="0.0.0.0", allow_unauthenticated=True, allowed_origins=("https://c.example",))
+OPEN = Config(engine="echo", host="10.0.0.1", allow_unauthenticated=True)
+BEHIND_PROXY = Config(
+    engine="echo", host="10.0.0.1", allow_unauthenticated=True, allowed_origins=("https://c.example",)
+)
 
 
 @pytest.mark.parametrize(
