@@ -125,7 +125,7 @@ class Listener:
         5. Every place taken: 503.
         6. Otherwise None: the handshake goes on.
         """
-        assert isinstance(connection, GatewayConnection)  # noqa: S101 our own factory made it
+        assert isinstance(connection, GatewayConnection)
         path = request.path.partition("?")[0]
         reply = None if path in OPEN_PATHS else self._refuse_stranger(request.headers)  # 1
         if reply is None:
@@ -163,9 +163,9 @@ class Listener:
 
     async def _handle(self, connection: ServerConnection) -> None:
         """Run one socket's handler. A client that vanishes is no fault; a bug of ours closes this socket alone."""
-        assert isinstance(connection, GatewayConnection)  # noqa: S101 our own factory made it
-        assert connection.user is not None  # noqa: S101 checked by _admit
-        assert connection.request is not None  # noqa: S101 the handshake is over
+        assert isinstance(connection, GatewayConnection)
+        assert connection.user is not None
+        assert connection.request is not None
         path = connection.request.path.partition("?")[0]
         began = time.monotonic()
         self._metrics.connection_opened()
