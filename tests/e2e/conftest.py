@@ -22,6 +22,12 @@ READY_SECONDS = 60
 STOP_SECONDS = 20
 
 
+def _environment() -> dict[str, str]:
+    """Ours without settings for the server: a developer's own must not reach the tests."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TOKENWIRE_")}
+    return {**kept, "PYTHONUNBUFFERED": "1"}
+
+
 class ServerProcess:
     """`tokenwire serve` with the echo engine, on a port and a data directory of its own."""
 
@@ -41,7 +47,7 @@ class ServerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env=_environment(),
         )
         ready: queue.Queue[str] = queue.Queue()
         self.reader = threading.Thread(target=self._read, args=(ready,), daemon=True)
