@@ -13,21 +13,35 @@ from msgspec import Meta
 
 from protocol.codec import decode_object
 from protocol.errors import ProtocolError, excerpt
-from protocol.items import Message, parse_input
+from protocol.explain import explain
+from protocol.fields import (
+    MAX_COMMAND_ID_CHARS,
+    MAX_TOKENS,
+    CommandId,
+    Id,
+    MaxOutputTokens,
+    Metadata,
+    MinP,
+    MinTokens,
+    ModelId,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    SequenceNumber,
+    StopString,
+    StopStrings,
+    StreamId,
+    Temperature,
+    Token,
+    TopK,
+    TopP,
+)
+from protocol.items import Message, json_type, parse_input
+from protocol.unsupported import check_supported
 
-MAX_STOP_STRINGS: Final = 16  # vLLM itself has no bound; OpenAI takes 4
 MAX_PAGE: Final = 1000  # rows in one list answer
 DEFAULT_PAGE: Final = 100
 
-Id = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.:-]{1,128}\Z")]
-StreamId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.-]{1,256}\Z")]
-CommandId = Annotated[str, Meta(min_length=1, max_length=256)]
-ModelId = Annotated[str, Meta(min_length=1, max_length=256)]
-Metadata = Annotated[
-    dict[Annotated[str, Meta(min_length=1, max_length=64)], Annotated[str, Meta(max_length=512)]],
-    Meta(max_length=16),
-]
-StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 PageLimit = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
 
 
@@ -43,18 +57,18 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 class SamplingFields(Command, frozen=True, kw_only=True):
     """How to draw tokens, named as OpenAI and vLLM name it; None leaves the model's default."""
 
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=1_000_000)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
-    max_output_tokens: Annotated[int, Meta(ge=1, le=2**31)] | None = None
-    min_tokens: Annotated[int, Meta(ge=0, le=2**31)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    seed: Seed | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    max_output_tokens: MaxOutputTokens | None = None
+    min_tokens: MinTokens | None = None
     ignore_eos: bool | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    stop: StopString | StopStrings | None = None
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -116,7 +130,7 @@ class ResponseRetrieve(Command, frozen=True, kw_only=True):
     TYPE: ClassVar[str] = "response.retrieve"
 
     response_id: Id
-    starting_after: Annotated[int, Meta(ge=-1)] | None = None
+    starting_after: SequenceNumber | None = None
 
 
 class ResponseSteer(Command, frozen=True, kw_only=True):
@@ -141,6 +155,8 @@ class ConversationCreate(Command, frozen=True, kw_only=True):
 
 
 class ConversationRetrieve(Command, frozen=True, kw_only=True):
+    """Show one conversation."""
+
     TYPE: ClassVar[str] = "conversation.retrieve"
 
     conversation: Id
@@ -156,6 +172,8 @@ class ConversationUpdate(Command, frozen=True, kw_only=True):
 
 
 class ConversationDelete(Command, frozen=True, kw_only=True):
+    """Delete a conversation with everything in it."""
+
     TYPE: ClassVar[str] = "conversation.delete"
 
     conversation: Id
@@ -181,6 +199,8 @@ class ConversationItemsList(Command, frozen=True, kw_only=True):
 
 
 class ModelList(Command, frozen=True, kw_only=True):
+    """List the models, with their state."""
+
     TYPE: ClassVar[str] = "model.list"
 
 
@@ -189,7 +209,7 @@ class SessionUpdate(Command, frozen=True, kw_only=True):
 
     TYPE: ClassVar[str] = "session.update"
 
-    token: Annotated[str, Meta(min_length=1, max_length=16_384)] | None = None
+    token: Token | None = None
 
 
 _COMMANDS: Final[dict[str, type[Command]]] = {
@@ -210,9 +230,11 @@ _COMMANDS: Final[dict[str, type[Command]]] = {
         SessionUpdate,
     )
 }
+# Fields of ours that no client sets: `messages` comes out of `input` or `items`.
+_OURS: Final = frozenset({"messages", "plain"})
 _STREAM_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
-# msgspec ends its texts with the place: "Expected `int`, got `str` - at `$.top_k`"
-_PLACE: Final = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_WHITE_SPACE: Final = b" \t\r\n"  # JSON's (RFC 8259, section 2)
 
 
 def parse_command(frame: str | bytes) -> Command:
@@ -222,13 +244,14 @@ def parse_command(frame: str | bytes) -> Command:
     many. Raises ProtocolError naming the field at fault, with the command's `id` and lane where they could be read.
     """
     data = frame.encode("utf-8", "surrogatepass") if isinstance(frame, str) else frame
-    if not data.lstrip()[:1] == b"{":
+    data = data.removeprefix(_BYTE_ORDER_MARK)
+    if not data.lstrip(_WHITE_SPACE).startswith(b"{"):
         return _plain_turn(data)
     fields = decode_object(data)
     try:
         return _build(_command_type(fields), fields)
     except ProtocolError as error:
-        error.command_id = _readable(fields.get("id"), limit=256)
+        error.command_id = _readable_id(fields.get("id"))
         error.stream_id = _readable_stream_id(fields.get("stream_id"))
         raise
 
@@ -251,28 +274,26 @@ def _plain_turn(data: bytes) -> ResponseCreate:
 
 
 def _command_type(fields: dict[str, Any]) -> type[Command]:
-    if "type" not in fields:
-        return ResponseCreate
-    kind = fields["type"]
+    kind = fields.get("type", ResponseCreate.TYPE)
     command = _COMMANDS.get(kind) if isinstance(kind, str) else None
     if command is None:
-        shown = f"'{excerpt(kind)}'" if isinstance(kind, str) else "which is not a string"
-        raise ProtocolError(
-            "invalid_request", f"unknown type {shown}; known types are {', '.join(sorted(_COMMANDS))}", param="type"
-        )
+        fault = f"unknown type '{excerpt(kind)}'" if isinstance(kind, str) else f"type is {json_type(kind)}"
+        known = ", ".join(sorted(_COMMANDS))
+        raise ProtocolError("invalid_request", f"{fault}; it must be one of {known}", param="type")
     return command
 
 
 def _build(kind: type[Command], fields: dict[str, Any]) -> Command:
     """Check the fields and build the command; `input` and `items` are parsed into `messages`."""
-    own = {key: value for key, value in fields.items() if key not in ("messages", "plain")}
+    own = {key: value for key, value in fields.items() if key not in _OURS}
     try:
         command = msgspec.convert(own, kind)
-    except msgspec.ValidationError as error:
-        raise _translate(error) from None
+    except msgspec.ValidationError:
+        raise explain(kind, own) from None
     match command:
         case ResponseCreate():
-            _check_unsupported(fields)
+            check_supported(fields)
+            _check_together(command)
             return msgspec.structs.replace(command, messages=_input_of(command, fields))
         case ConversationCreate() if fields.get("items") is not None:
             return msgspec.structs.replace(command, messages=parse_input(fields["items"], param="items"))
@@ -284,49 +305,31 @@ def _input_of(command: ResponseCreate, fields: dict[str, Any]) -> tuple[Message,
     value = fields.get("input")
     messages = () if value is None else parse_input(value)
     if not messages and command.generate is not False:
+        hint = "; 'messages' is Chat Completions' name for it" if "messages" in fields else ""
         raise ProtocolError(
-            "invalid_request", "input is required: a string, or a list with at least one message", param="input"
+            "invalid_request",
+            f"input is required: a string with some text, or a list with at least one message{hint}",
+            param="input",
         )
     return messages
 
 
-def _check_unsupported(fields: dict[str, Any]) -> None:
-    """Refuse what would change the answer if it were ignored; everything else unknown is ignored."""
-    text = fields.get("text")
-    if isinstance(text, dict) and isinstance(text.get("format"), dict):
-        kind = text["format"].get("type", "text")
-        if kind != "text":
-            raise ProtocolError(
-                "invalid_request",
-                "text.format of a type other than 'text' is not supported yet; leave it out",
-                param="text.format.type",
-            )
-    if fields.get("tool_choice") not in (None, "auto", "none"):
-        raise ProtocolError(
-            "invalid_request", "tools cannot be forced yet; tool_choice must be 'auto' or 'none'", param="tool_choice"
-        )
-    if fields.get("conversation") is not None and fields.get("store") is False:
+def _check_together(command: ResponseCreate) -> None:
+    """Refuse fields that are right one by one and wrong together."""
+    if command.conversation is not None and command.store is False:
         raise ProtocolError(
             "invalid_request", "a conversation is always stored: leave out store:false or conversation", param="store"
         )
+    if (command.min_tokens or 0) > (command.max_output_tokens or MAX_TOKENS):
+        raise ProtocolError(
+            "invalid_request",
+            f"min_tokens ({command.min_tokens}) must not be more than max_output_tokens ({command.max_output_tokens})",
+            param="min_tokens",
+        )
 
 
-def _translate(error: msgspec.ValidationError) -> ProtocolError:
-    """Turn msgspec's text into ours, with the field in `param`."""
-    text = str(error)
-    place = _PLACE.search(text)
-    missing = re.match(r"Object missing required field `([^`]*)`", text)
-    param = place.group(1) if place else None
-    if missing:
-        param = f"{param}.{missing.group(1)}" if param else missing.group(1)
-        return ProtocolError("invalid_request", f"{param} is required", param=param)
-    reason = _PLACE.sub("", text)
-    reason = reason[:1].lower() + reason[1:]
-    return ProtocolError("invalid_request", f"{param or 'the command'}: {reason}", param=param)
-
-
-def _readable(value: Any, *, limit: int) -> str | None:
-    return value if isinstance(value, str) and len(value) <= limit else None
+def _readable_id(value: Any) -> str | None:
+    return value if isinstance(value, str) and 1 <= len(value) <= MAX_COMMAND_ID_CHARS else None
 
 
 def _readable_stream_id(value: Any) -> str | None:

@@ -68,15 +68,15 @@ class MessageItem(msgspec.Struct, frozen=True, omit_defaults=False):
 def parse_input(value: Any, *, param: str = "input") -> tuple[Message, ...]:
     """Turn the `input` of a command into messages.
 
-    value: a string (one user message) or a list of items.
+    value: a string (one user message; none where it is blank) or a list of items.
     param: the field's name in error texts.
 
     Raises ProtocolError naming the item and field at fault.
     """
     if isinstance(value, str):
-        return (Message("user", value),)
+        return (Message("user", value),) if value.strip() else ()
     if not isinstance(value, list):
-        raise _invalid(f"{param} must be a string or a list of items, not {_json_type(value)}", param)
+        raise _invalid(f"{param} must be a string or a list of items, not {json_type(value)}", param)
     if len(value) > MAX_INPUT_ITEMS:
         raise _invalid(f"{param} has {len(value)} items; at most {MAX_INPUT_ITEMS} are taken", param)
     messages = (_parse_item(item, f"{param}[{index}]") for index, item in enumerate(value))
@@ -86,8 +86,8 @@ def parse_input(value: Any, *, param: str = "input") -> tuple[Message, ...]:
 def _parse_item(item: Any, param: str) -> Message | None:
     """Return the item's message, or None for kinds that carry nothing for the model."""
     if not isinstance(item, dict):
-        raise _invalid(f"{param} must be an object, not {_json_type(item)}", param)
-    kind = item.get("type") or "message"
+        raise _invalid(f"{param} must be an object, not {json_type(item)}", param)
+    kind = "message" if item.get("type") is None else item["type"]
     if kind == "reasoning":
         return None  # a model's earlier thoughts are not shown to it again
     if kind != "message":
@@ -105,13 +105,13 @@ def _parse_content(content: Any, param: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise _invalid(f"{param} must be a string or a list of parts, not {_json_type(content)}", param)
+        raise _invalid(f"{param} must be a string or a list of parts, not {json_type(content)}", param)
     return "".join(_parse_part(part, f"{param}[{index}]") for index, part in enumerate(content))
 
 
 def _parse_part(part: Any, param: str) -> str:
     if not isinstance(part, dict):
-        raise _invalid(f"{param} must be an object, not {_json_type(part)}", param)
+        raise _invalid(f"{param} must be an object, not {json_type(part)}", param)
     kind = part.get("type")
     if kind == "refusal" and isinstance(part.get("refusal"), str):
         return str(part["refusal"])
@@ -119,7 +119,7 @@ def _parse_part(part: Any, param: str) -> str:
         raise _invalid(f"{param}.type {_quoted(kind)} is not supported; this model takes text only", f"{param}.type")
     text = part.get("text")
     if not isinstance(text, str):
-        raise _invalid(f"{param}.text must be a string, not {_json_type(text)}", f"{param}.text")
+        raise _invalid(f"{param}.text must be a string, not {json_type(text)}", f"{param}.text")
     return text
 
 
@@ -128,10 +128,10 @@ def _invalid(message: str, param: str) -> ProtocolError:
 
 
 def _quoted(value: Any) -> str:
-    return f"'{excerpt(value)}'" if isinstance(value, str) else _json_type(value)
+    return f"'{excerpt(value)}'" if isinstance(value, str) else json_type(value)
 
 
-def _json_type(value: Any) -> str:
+def json_type(value: Any) -> str:
     """Name a decoded JSON value's type in JSON's own words."""
     match value:
         case None:

@@ -149,7 +149,7 @@ class ResponseStream:
     def fail(self, code: str, message: str, usage: Usage) -> None:
         """The answer cannot go on; what there is of it is kept."""
         self._require_move(State.FAILED)
-        self._error = {"code": code, "message": message}
+        self._error = _error(code, message)
         self._end(State.FAILED, usage)
 
     # What comes out
@@ -240,7 +240,7 @@ class ResponseStream:
             raise IllegalTransitionError(f"{self!r} is not {state.value}")
 
 
-def failed_event(
+def failed_event(  # noqa: PLR0917 the parts of one event, in the order they have on the wire
     head: ResponseHead, sequence_number: int, text: str, code: str, message: str, usage: Usage
 ) -> tuple[Event, dict[str, Any], tuple[MessageItem, ...]]:
     """Return the terminal event, response object and items of a response that ends outside its own stream.
@@ -248,7 +248,7 @@ def failed_event(
     Needed where the stream's last events were lost on the way to the store. text: what clients have seen of it.
     """
     items = (MessageItem(head.item_id, "assistant", text, "incomplete", head.id),) if text else ()
-    error = {"code": code, "message": message}
+    error = _error(code, message)
     body = response_object(head, status=State.FAILED.value, output=items, usage=usage, error=error)
     event = {"type": "response.failed", "sequence_number": sequence_number, "response": body}
     return Event(sequence_number, encode(event)), body, items
@@ -291,6 +291,11 @@ def response_object(
 def _wire_item(item: MessageItem, **changes: Any) -> dict[str, Any]:
     """Return an item as it stands inside its own response, where repeating the response's id says nothing."""
     return {key: value for key, value in item.as_wire().items() if key != "response_id"} | changes
+
+
+def _error(code: str, message: str) -> dict[str, str]:
+    # Texts of exceptions may hold undecodable bytes of file names; an end must never fail for that.
+    return {"code": code, "message": _well_formed(message)}
 
 
 def _well_formed(text: str) -> str:
