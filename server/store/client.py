@@ -91,8 +91,7 @@ class RedisClient:
         return answer
 
     async def _shielded(self, arguments: tuple[Argument, ...], script: str | None) -> Any:
-        if self._closed:
-            raise StoreUnavailableError("the store is closed")
+        self.require_open()
         task = asyncio.create_task(self._perform(arguments, script), name="store operation")
         self._tasks.add(task)
         task.add_done_callback(self._forget)
@@ -122,6 +121,11 @@ class RedisClient:
             raise self.timed_out() from None
         except (RedisError, OSError) as error:
             raise translated(error, self.shown_url) from error
+
+    def require_open(self) -> None:
+        """Raise StoreUnavailableError after `close`."""
+        if self._closed:
+            raise StoreUnavailableError("the store is closed")
 
     def timed_out(self) -> StoreUnavailableError:
         """Return the error of an operation that met its deadline."""

@@ -80,7 +80,9 @@ class BulkConnection(AbstractConnection):
         try:
             writer.write(packed)
             await writer.drain()
-            parser = hiredis.Reader(replyError=self._parser.parse_error)
+            parser = hiredis.Reader(
+                protocolError=exceptions.InvalidResponse, replyError=self._parser.parse_error
+            )
             replies: list[Any] = []
             while len(replies) < count:
                 received = await reader.read(READ_BYTES)

@@ -47,6 +47,8 @@ def translated(error: Exception, url: str) -> StoreError:
     """
     if not isinstance(error, exceptions.RedisError):  # OSError, asyncio.TimeoutError
         return StoreUnavailableError(f"Redis at {url} cannot be reached: {_text(error)}")
+    if isinstance(error.__cause__, exceptions.RedisError):
+        error = error.__cause__  # redis-py wraps what happens at a sign-in into a ConnectionError
     meaning = _UNAVAILABLE.get(refusal(error))
     if meaning is not None:
         return StoreUnavailableError(f"{meaning} ({url})")
@@ -54,6 +56,8 @@ def translated(error: Exception, url: str) -> StoreError:
         return StoreUnavailableError(f"Redis at {url} refused the sign-in: {_text(error)}")
     if isinstance(error, exceptions.TimeoutError):
         return StoreUnavailableError(f"Redis at {url} did not answer in time")
+    if isinstance(error, exceptions.InvalidResponse):
+        return StoreUnavailableError(f"What listens at {url} does not answer as Redis does: {_text(error)}")
     if isinstance(error, exceptions.ConnectionError):
         return StoreUnavailableError(f"Redis at {url} cannot be reached: {_text(error)}")
     return StoreError(f"Redis at {url} refused a command: {_text(error)}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
 
 from redis import exceptions
 
@@ -14,18 +15,29 @@ from server.store.client import RedisClient
 from server.store.connection import BulkConnection
 from server.store.errors import refusal, translated
 
+STREAMS_REMEMBERED: Final = 8192  # running responses of one gateway, about 200 bytes each
 
-def packed_key(key: bytes) -> bytes:
+
+@lru_cache(maxsize=STREAMS_REMEMBERED)
+def packed_stream(key: str) -> bytes:
     """Return the part of an event's XADD that its stream decides.
 
     NOMKSTREAM: the log of a response that was deleted does not come back.
     """
-    return b"*6\r\n$4\r\nXADD\r\n$%d\r\n%b\r\n$10\r\nNOMKSTREAM\r\n$" % (len(key), key)
+    name = key.encode()
+    return b"*6\r\n$4\r\nXADD\r\n$%d\r\n%b\r\n$10\r\nNOMKSTREAM\r\n$" % (len(name), name)
 
 
-def packed_event(stream: bytes, entry_id: bytes, data: bytes) -> bytes:
-    """Return the XADD of one event. stream: from `packed_key`."""
-    return b"%b%d\r\n%b\r\n$1\r\ne\r\n$%d\r\n%b\r\n" % (stream, len(entry_id), entry_id, len(data), data)
+def packed_event(key: str, epoch: int, sequence_number: int, data: bytes) -> bytes:
+    """Return the XADD of one event, as RESP. key: the stream's."""
+    entry_id = b"%d-%d" % (epoch, sequence_number)
+    return b"%b%d\r\n%b\r\n$1\r\ne\r\n$%d\r\n%b\r\n" % (
+        packed_stream(key),
+        len(entry_id),
+        entry_id,
+        len(data),
+        data,
+    )
 
 
 class JournalStore:
@@ -48,31 +60,22 @@ class JournalStore:
         """
         if not entries:
             return frozenset()
-        packed = self._pack(entries)
+        prefix = self._client.key("events", "")
+        packed = b"".join([packed_event(prefix + e.response_id, e.epoch, e.sequence_number, e.data) for e in entries])
         async with self._lock:
+            self._client.require_open()
             replies = await self._exchange(packed, len(entries))
-        doubtful: dict[str, int] = {}
-        for entry, reply in zip(entries, replies, strict=True):
-            if type(reply) is not bytes:
-                self._check(reply)
-                doubtful[entry.response_id] = entry.epoch
+        doubtful = {
+            entry.response_id: entry.epoch
+            for entry, reply in zip(entries, replies, strict=True)
+            if type(reply) is not bytes and self._is_doubtful(reply)
+        }
         return await self._stale(doubtful) if doubtful else frozenset()
 
     async def read_events(self, response_id: str, *, after: int, count: int) -> list[tuple[int, bytes]]:
         """Return (sequence_number, event) after a sequence number (-1: from the start), oldest first; [] if expired."""
         (events,) = await self._client.run("read_events", response_id, after, count)
         return [(int(number), data) for number, data in zip(events[::2], events[1::2], strict=True)]
-
-    def _pack(self, entries: Sequence[JournalEntry]) -> bytes:
-        streams: dict[str, bytes] = {}
-        packed = []
-        for entry in entries:
-            stream = streams.get(entry.response_id)
-            if stream is None:
-                stream = packed_key(self._client.key("events", entry.response_id).encode())
-                streams[entry.response_id] = stream
-            packed.append(packed_event(stream, b"%d-%d" % (entry.epoch, entry.sequence_number), entry.data))
-        return b"".join(packed)
 
     async def _exchange(self, packed: bytes, count: int) -> list[Any]:
         """Exchange with one repeat on a new connection: the old one may have died unnoticed, between two answers."""
@@ -81,16 +84,17 @@ class JournalStore:
                 try:
                     return await self._connection.exchange(packed, count)
                 except (exceptions.ConnectionError, OSError):
+                    self._client.require_open()
                     return await self._connection.exchange(packed, count)
         except TimeoutError:
             raise self._client.timed_out() from None
         except (exceptions.RedisError, OSError) as error:
             raise translated(error, self._client.shown_url) from error
 
-    def _check(self, reply: object) -> None:
-        """Pass a missing stream and an id that is not greater; raise every other refusal."""
+    def _is_doubtful(self, reply: object) -> bool:
+        """Return True for a missing stream and an id that is not greater; raise every other refusal."""
         if reply is None or (isinstance(reply, exceptions.RedisError) and "equal or smaller" in str(reply)):
-            return
+            return True
         error = (
             reply if isinstance(reply, exceptions.RedisError) else exceptions.RedisError(f"unexpected reply {reply!r}")
         )

@@ -51,8 +51,8 @@ class RedisStore(ConversationStore, TurnStore, JournalStore):
 
     async def close(self) -> None:
         """Close every connection; idempotent."""
-        self._connection.drop()
         await self._client.close()
+        self._connection.drop()  # an append under way ends as unavailable
 
     async def ping(self) -> None:
         """Return if Redis answers and accepts writes, within `operation_timeout_s`."""

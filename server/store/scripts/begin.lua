@@ -50,7 +50,7 @@ redis.call('HSET', key('response', id), 'owner', owner, 'conversation', conversa
 -- An empty log: events are written with NOMKSTREAM, so that what was deleted does not come back.
 redis.call('XGROUP', 'CREATE', key('events', id), 'make', '$', 'MKSTREAM')
 redis.call('XGROUP', 'DESTROY', key('events', id), 'make')
-redis.call('EXPIRE', key('events', id), retention)
+redis.call('EXPIRE', key('events', id), lifetime)
 redis.call('HSET', prefix .. ':running', id, ARGV[13])
 redis.call('SADD', key('thread', thread), id)
 if command ~= '' then
@@ -60,5 +60,5 @@ if conversation ~= '' then
   redis.call('RPUSH', key('queue', conversation), id)
   touch(conversation, owner)
 end
-refresh(thread)
+refresh(thread, id)
 return { 'ok', id, 0, position(conversation, id) }

@@ -13,7 +13,7 @@ if record[2] ~= gateway then -- else it is ours already, and the reply that said
   -- From now on Redis refuses every id of the old epoch, also before the new owner's first event.
   if redis.call('EXISTS', key('events', id)) == 1 then
     redis.call('XSETID', key('events', id), record[3] .. '-18446744073709551615')
-    redis.call('EXPIRE', key('events', id), retention)
+    redis.call('EXPIRE', key('events', id), lifetime)
   end
 end
 return { 'ok', response_fields(id) }

@@ -2,6 +2,8 @@
 -- Keys are derived here, not declared: this runs on one Redis (with replicas if you like), not on Redis Cluster.
 -- The kind comes before the id in every key, so no id, whatever a client sends, can name a key of another kind.
 local prefix, retention = ARGV[1], tonumber(ARGV[2])
+local SLACK = 1 / 16
+local lifetime = retention + math.floor(retention * SLACK)
 local ENDED = { completed = true, incomplete = true, failed = true }
 
 local function key(kind, id)
@@ -31,16 +33,28 @@ local function conversation_fields(id)
   return { id, fields[1], fields[2], fields[3], fields[4], fields[5], running }
 end
 
--- Time stands still inside a script, so all keys of a thread expire in the same millisecond. The log of a response
--- is not among them: it lives as long as the answer runs and journal_ttl_s longer.
-local function refresh(thread)
-  local members = key('thread', thread)
-  for _, id in ipairs(redis.call('SMEMBERS', members)) do
-    redis.call('EXPIRE', key('response', id), retention)
+-- All keys of a thread expire in the same millisecond, `retention` after its last use or a little later: only when
+-- less than that is left do all of them get a new time, which is `SLACK` later than need be. So a turn costs the same
+-- in a thread of a thousand responses. `new` is a response that was just added, or nil. The log of a response is not
+-- among the keys: it lives while the answer runs and journal_ttl_s longer.
+local function refresh(thread, new)
+  local members, time = key('thread', thread), redis.call('TIME')
+  local now = time[1] * 1000 + math.floor(time[2] / 1000)
+  local expiry = redis.call('PEXPIRETIME', members)
+  local function expire(name)
+    redis.call('PEXPIREAT', name, string.format('%.0f', expiry))
   end
-  redis.call('EXPIRE', members, retention)
-  redis.call('EXPIRE', key('conversation', thread), retention)
-  redis.call('EXPIRE', key('queue', thread), retention)
+  if expiry < now + retention * 1000 then
+    expiry = now + lifetime * 1000
+    for _, id in ipairs(redis.call('SMEMBERS', members)) do
+      expire(key('response', id))
+    end
+    expire(members)
+    expire(key('conversation', thread))
+  elseif new then
+    expire(key('response', new))
+  end
+  expire(key('queue', thread)) -- made anew whenever it was empty
 end
 
 -- Marks a conversation as just used.
@@ -49,7 +63,7 @@ local function touch(conversation, owner)
   local used = key('conversations', owner)
   redis.call('HSET', key('conversation', conversation), 'updated_at', time[1])
   redis.call('ZADD', used, string.format('%d%03d', time[1], math.floor(time[2] / 1000)), conversation)
-  redis.call('EXPIRE', used, retention)
+  redis.call('EXPIRE', used, lifetime)
 end
 
 -- Turns before this one that have not ended.

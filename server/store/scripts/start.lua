@@ -13,7 +13,7 @@ if before > 0 then
 end
 local parent = link(id)
 redis.call('HSET', key('response', id), 'status', 'in_progress')
-redis.call('EXPIRE', key('events', id), retention)
+redis.call('EXPIRE', key('events', id), lifetime)
 local items, missing = chain(record[3], parent)
 if not items then
   return { 'not_found', 'previous_response', missing }

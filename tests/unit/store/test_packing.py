@@ -1,0 +1,89 @@
+"""What goes over the wire, and the files that it is made of."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+from pathlib import Path
+
+import hiredis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.items import MessageItem
+from server.store import records
+from server.store.client import script_source
+from server.store.data_lock import DirectoryLock
+from server.store.embedded import valkey_arguments
+from server.store.journal_writer import packed_event
+from server.store.redis import _eviction_policy
+
+SCRIPTS = sorted(file.name for file in (resources.files("server.store") / "scripts").iterdir())
+
+
+@given(key=st.text(), epoch=st.integers(1), number=st.integers(0), data=st.binary())
+def test_a_packed_event_is_the_command_hiredis_packs(key, epoch, number, data):
+    """Any key, any bytes: the same RESP as a library's, byte for byte."""
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        return
+    expected = hiredis.pack_command(("XADD", key, "NOMKSTREAM", f"{epoch}-{number}", "e", data))
+    assert packed_event(key, epoch, number, data) == expected
+
+
+items = st.builds(
+    MessageItem,
+    id=st.text(),
+    role=st.sampled_from(["system", "user", "assistant"]),
+    text=st.text(),
+    status=st.sampled_from(["completed", "incomplete"]),
+    response_id=st.none() | st.text(),
+)
+
+
+@given(st.lists(st.lists(items)))
+def test_items_come_back_as_they_were(lists):
+    """Several stored lists are read as one."""
+    decoded = records.decode_items([records.encode_items(part) for part in lists])
+    assert decoded == tuple(item for part in lists for item in part)
+
+
+def test_every_script_is_used_and_every_used_one_is_there():
+    """No script without a caller, no caller without a script."""
+    source = "".join(path.read_text() for path in Path(records.__file__).parent.glob("*.py"))
+    named = set(re.findall(r'\.run\(\s*"(\w+)"', source))
+    assert sorted({f"{name}.lua" for name in named | {"common"}}) == SCRIPTS
+
+
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "common.lua"])
+def test_scripts_say_their_arguments(name):
+    """common.lua comes first; the script's first line names what it takes."""
+    assert "rguments" in (resources.files("server.store") / "scripts" / name).read_text("utf-8").splitlines()[0]
+    assert script_source(name.removesuffix(".lua")).startswith("-- Put before every script.")
+
+
+def test_the_private_valkey_has_no_port_and_never_evicts():
+    """The arguments that safety hangs on."""
+    line = " ".join(valkey_arguments(Path("/data"), Path("/data/socket")))
+    for option in ("--port 0", "--appendonly yes", "--maxmemory-policy noeviction", "--unixsocketperm 700"):
+        assert option in line
+
+
+@pytest.mark.parametrize(
+    ("memory", "policy"), [({"maxmemory_policy": "allkeys-lru"}, "allkeys-lru"), ({}, None), (b"", None)]
+)
+def test_the_eviction_policy_is_read_where_it_is_told(memory, policy):
+    """Servers that do not tell it are left in peace."""
+    assert _eviction_policy(memory) == policy
+
+
+async def test_a_lock_of_a_dead_process_is_taken_over(tmp_path):
+    """A lock file that nobody holds is only a file, whatever is in it; releasing twice is harmless."""
+    (tmp_path / "lock").write_text("rubbish")
+    lock = DirectoryLock(tmp_path / "lock")
+    descriptor = await lock.take()
+    assert await lock.take() == descriptor
+    lock.release()
+    lock.release()
