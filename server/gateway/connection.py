@@ -25,7 +25,6 @@ class Connection:
     def __init__(self, websocket: ServerConnection, user: User, chat: Chat, config: Config, metrics: Metrics) -> None:
         self.user = user
         self.local = LocalResponses(config.limits.max_local_responses)
-        self.commands: dict[str, str] = {}
         self._websocket = websocket
         self._chat = chat
         self._metrics = metrics
@@ -86,9 +85,15 @@ class Connection:
             self._fail(error, command)
 
     async def _create(self, command: ResponseCreate) -> Generation | None:
-        if command.plain:
-            command = msgspec.structs.replace(command, conversation=await self._current_conversation())
-        return await self._chat.create(self, command)
+        if not command.plain:
+            return await self._chat.create(self, command)
+        command = msgspec.structs.replace(command, conversation=await self._current_conversation())
+        try:
+            return await self._chat.create(self, command)
+        except ProtocolError as error:
+            if error.code == "conversation_not_found":
+                self._conversation = None  # gone: the client is told, and its next text begins a new one
+            raise
 
     async def _current_conversation(self) -> str:
         if self._conversation is None:

@@ -22,7 +22,7 @@ class Lane:
     task: asyncio.Task[None] | None = None
     running: Generation | None = None
     last: str | None = None
-    is_cancelled: bool = False  # the turn now being acknowledged is not wanted any more
+    is_cancelled: bool = False  # the turn now taken in or being acknowledged is not wanted any more
 
     @property
     def is_busy(self) -> bool:
@@ -97,16 +97,18 @@ class Lanes:
             lane.task = None
 
     async def _run_turn(self, lane: Lane, command: ResponseCreate) -> None:
-        lane.is_cancelled = False
         try:
             generation = await self._create(command)
         except ProtocolError as error:
             self._fail(error, command)
             return
+        finally:
+            # Not reset before: a cancel may come in one packet with its turn, before this has begun to run.
+            is_cancelled, lane.is_cancelled = lane.is_cancelled, False
         if generation is None:
             return
         lane.running, lane.last = generation, generation.response_id
-        if lane.is_cancelled:
+        if is_cancelled:
             generation.cancel()
         try:
             await generation.ended.wait()

@@ -34,10 +34,13 @@ class Outbox:
         self._room = asyncio.Event()
         self._room.set()
         self._is_writing = False
+        self._is_closed = False
         self._task: asyncio.Task[None] | None = None
 
     def send(self, frame: bytes) -> None:
         """Send an answer; never blocks."""
+        if self._is_closed:
+            return
         if self._keeps_up():
             broadcast((self._websocket,), frame, text=True)
             return
@@ -48,6 +51,8 @@ class Outbox:
 
     def wake(self, subscription: Subscription) -> None:
         """Send what waits in a subscription; never blocks."""
+        if self._is_closed:
+            return
         if self._keeps_up():
             for frame in subscription.take():
                 broadcast((self._websocket,), frame, text=True)
@@ -70,9 +75,7 @@ class Outbox:
 
     async def close(self) -> None:
         """Drop what waits; idempotent."""
-        self._answers.clear()
-        self._ready.clear()
-        self._room.set()
+        self._drop()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -96,8 +99,14 @@ class Outbox:
                 await self._write_all()
                 self._is_writing = False
         except ConnectionClosed:
-            self._answers.clear()
-            self._room.set()
+            self._drop()
+
+    def _drop(self) -> None:
+        """Take nothing more: frames read before the end are still handled, and must not wait for room."""
+        self._is_closed = True
+        self._answers.clear()
+        self._ready.clear()
+        self._room.set()
 
     async def _write_all(self) -> None:
         while self._answers or self._ready:

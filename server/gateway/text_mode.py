@@ -10,6 +10,7 @@ import asyncio
 
 import msgspec
 from websockets.asyncio.server import ServerConnection
+from websockets.protocol import State
 
 from protocol.commands import ConversationCreate, plain_turn
 from protocol.errors import ProtocolError
@@ -27,7 +28,6 @@ class TextConnection:
     def __init__(self, websocket: ServerConnection, user: User, chat: Chat, config: Config) -> None:
         self.user = user
         self.local = LocalResponses(config.limits.max_local_responses)
-        self.commands: dict[str, str] = {}
         self._websocket = websocket
         self._chat = chat
         self._outbox = Outbox(websocket, config.limits.send_timeout_s)
@@ -37,10 +37,14 @@ class TextConnection:
 
     async def run(self) -> None:
         """Answer turn after turn until the socket closes. Raises ConnectionClosed."""
+        # Nothing is read during an answer: this tells when the client leaves while there is nothing to send it.
+        closed = asyncio.create_task(self._websocket.wait_closed(), name=f"closed {self._websocket.id}")
+        closed.add_done_callback(lambda _: self._events.set())
         try:
             async for frame in self._websocket:
                 await self._take_turn(frame)
         finally:
+            closed.cancel()
             if self._subscription is not None:
                 self._subscription.close()
 
@@ -59,10 +63,15 @@ class TextConnection:
         if self._conversation is None:
             self._conversation = (await self._chat.new_conversation(self.user, ConversationCreate())).id
         command = msgspec.structs.replace(command, conversation=self._conversation)
-        generation = await self._chat.create(self, command)
+        try:
+            generation = await self._chat.create(self, command)
+        except ProtocolError as error:
+            if error.code == "conversation_not_found":
+                self._conversation = None  # gone: the client is told, and its next text begins a new one
+            raise
         if generation is None or self._subscription is None:
             return
-        while not generation.is_ended:
+        while not generation.is_ended and self._websocket.state is not State.CLOSED:
             self._events.clear()
             await self._say_new(self._subscription)
             await self._events.wait()

@@ -166,6 +166,12 @@ class Client:
         assert event["type"] == "model.listed"
         assert self._kept == []
 
+    def write_together(self, *frames: dict[str, Any]) -> None:
+        """Send frames in one write: the server reads them in one packet."""
+        for frame in frames:
+            self.websocket.protocol.send_text(json.dumps(frame).encode())
+        self.websocket.transport.write(b"".join(self.websocket.protocol.data_to_send()))
+
     def abort(self) -> None:
         """Drop the TCP connection without a word."""
         self.websocket.transport.abort()
