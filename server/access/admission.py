@@ -60,11 +60,15 @@ class Admission:
         if not self.is_full:
             self._admit(ticket)
             return ticket
-        if len(self._queue) >= self._max_queue:
-            raise QueueFullError(f"{len(self._queue)} turns wait for this model already")
+        self.check_room()
         self._queue.append(ticket)
         ticket.position = len(self._queue)
         return ticket
+
+    def check_room(self) -> None:
+        """Raise QueueFullError where a ticket could not even wait."""
+        if self.is_full and len(self._queue) >= self._max_queue:
+            raise QueueFullError(f"{len(self._queue)} turns wait for this model already")
 
     def release(self, ticket: Ticket) -> None:
         """Take the ticket out and let the next ones in."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Protocol
+from typing import Any, Protocol
 
+from protocol.events import Event
 from protocol.items import Message
 from server.access.auth import User
 from server.chat.hub import Channel, Subscription
@@ -19,6 +20,8 @@ class LocalResponses:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._contexts: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
+        self._events: OrderedDict[str, list[Event]] = OrderedDict()
+        self.commands: OrderedDict[str, str] = OrderedDict()  # a command's id -> the response it made
 
     def get(self, response_id: str) -> tuple[Message, ...] | None:
         return self._contexts.get(response_id)
@@ -26,11 +29,28 @@ class LocalResponses:
     def put(self, response_id: str, context: tuple[Message, ...]) -> None:
         """Remember everything said up to and including this response."""
         self._contexts[response_id] = context
-        while len(self._contexts) > self._limit:
-            self._contexts.popitem(last=False)
+        self._trim(self._contexts)
+
+    def events(self, response_id: str) -> list[Event] | None:
+        """Return the events of an ended response, or None where it is not known here."""
+        return self._events.get(response_id)
+
+    def put_events(self, response_id: str, events: list[Event]) -> None:
+        """Remember an ended response's events, for a repeated command."""
+        self._events[response_id] = events
+        self._trim(self._events)
+
+    def put_command(self, command_id: str, response_id: str) -> None:
+        """Remember which response a command made."""
+        self.commands[command_id] = response_id
+        self._trim(self.commands)
 
     def discard(self, response_id: str) -> None:
         self._contexts.pop(response_id, None)
+
+    def _trim(self, kept: OrderedDict[str, Any]) -> None:
+        while len(kept) > self._limit:
+            kept.popitem(last=False)
 
 
 class Client(Protocol):
@@ -38,7 +58,6 @@ class Client(Protocol):
 
     user: User
     local: LocalResponses
-    commands: dict[str, str]  # a `store:false` command's id -> the response it made, on this connection
 
     def send(self, frame: bytes) -> None:
         """Queue a frame; never blocks."""

@@ -15,7 +15,7 @@ from protocol.errors import ProtocolError
 from protocol.events import Event, Usage, Waiting
 from protocol.items import Message, MessageItem
 from protocol.response_stream import ResponseStream, State, failed_event
-from server.access.admission import Ticket
+from server.access.admission import QueueFullError, Ticket
 from server.chat.context import Context, fit
 from server.chat.errors import translate
 from server.chat.hub import Channel
@@ -24,7 +24,7 @@ from server.chat.runtime import Runtime
 from server.chat.turn import Turn, context_request, generation_request, new_turn
 from server.engine.base import Chunk, Engine, FinishReason, GenerationRequest
 from server.models.pool import ModelState
-from server.store.base import Begun, FencedError, Finish, History, StoreError, StoreUnavailableError
+from server.store.base import Begun, FencedError, Finish, History, NotFoundError, StoreError, StoreUnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Generation:
         self.epoch = FIRST_EPOCH
         self.is_stored = turn.command.is_stored
         self.stream = ResponseStream(turn.head)
-        self.channel = Channel(turn.head.id, turn.head.item_id, self._audience_changed)
+        self.channel = Channel(turn.head.id, turn.head.item_id, self.audience_changed)
         self.accepted: asyncio.Future[str] = loop.create_future()
         self.ended = asyncio.Event()
         self.error: str | None = None
@@ -93,6 +93,13 @@ class Generation:
         return self.ended.is_set()
 
     # What others may do to it
+
+    async def settled(self) -> None:
+        """Return when it has ended, or was never acknowledged."""
+        await asyncio.wait([self.accepted])
+        was_refused = self.accepted.cancelled() or self.accepted.exception() is not None
+        if not was_refused and self.accepted.result() == self.response_id:
+            await self.ended.wait()
 
     def interrupt(self, why: Interrupt) -> None:
         """Stop answering; harmless when it was stopped before or has ended."""
@@ -146,7 +153,13 @@ class Generation:
     async def _begin(self) -> Begun:
         """Acknowledge the turn: check what can be checked before, then store it."""
         command = self.turn.command
-        await self._check_context()
+        try:
+            self._check_queue()
+            await self._check_context()
+        except (ProtocolError, QueueFullError):
+            # A repetition is not judged again: its conversation has grown since, by the very answer it asks for.
+            if not await self._was_begun_before():
+                raise
         begun = Begun(self.response_id, duplicate=False, position=0)
         if self.is_stored:
             begun = await self._runtime.store.begin(new_turn(self.turn, self._runtime.gateway_id))
@@ -160,6 +173,18 @@ class Generation:
         if command.generate is False:
             return False
         return model.ready_engine is None or model.admission is None or model.admission.is_full
+
+    def _check_queue(self) -> None:
+        """Refuse a turn that would find no place to wait while it can still be refused."""
+        admission = self.turn.model.admission
+        if admission is not None and self.turn.command.generate is not False:
+            admission.check_room()
+
+    async def _was_begun_before(self) -> bool:
+        command = self.turn.command
+        if command.id is None or not self.is_stored:
+            return False
+        return await self._runtime.store.find_command(self.turn.owner, command.id) is not None
 
     async def _check_context(self) -> None:
         """Refuse a prompt that cannot fit while the turn can still be refused; needs a loaded model."""
@@ -348,7 +373,8 @@ class Generation:
         except StoreUnavailableError:
             self._end_without_store()
         except FencedError:
-            self._close([])  # somebody else goes on with this response
+            # Somebody else goes on with this response; or it was deleted, and then nobody else tells its end.
+            self._close([self._deleted_event()] if await self._is_deleted() else [])
         else:
             self._close(events)
 
@@ -371,13 +397,28 @@ class Generation:
             events=tuple((event.sequence_number, event.data) for event in events),
         )
 
-    def _end_without_store(self) -> None:
-        """Redis was away too long: tell the clients, keep what Redis holds, and write the end when it is back."""
+    async def _is_deleted(self) -> bool:
+        try:
+            await self._runtime.store.get_response(self.turn.owner, self.response_id)
+        except NotFoundError:
+            return True
+        except StoreError:
+            pass  # unknown: whoever holds it tells its end
+        return False
+
+    def _deleted_event(self) -> Event:
+        return self._failed("conversation_not_found", "the conversation was deleted")[0]
+
+    def _failed(self, code: str, message: str) -> tuple[Event, dict[str, Any], tuple[MessageItem, ...]]:
+        """Return an end that fits what clients have seen: events on their way to the store were lost."""
+        self.error = message
         number = self.stream.last_sequence_number + 1
         text = "".join(event.delta or "" for event in self.channel.events)
-        event, snapshot, output = failed_event(
-            self.turn.head, number, text, "store_unavailable", "the store did not answer in time", self._usage
-        )
+        return failed_event(self.turn.head, number, text, code, message, self._usage)
+
+    def _end_without_store(self) -> None:
+        """Redis was away too long: tell the clients, keep what Redis holds, and write the end when it is back."""
+        event, snapshot, output = self._failed("store_unavailable", "the store did not answer in time")
         if self.is_stored:
             end = self._end_record(snapshot, output, State.FAILED, [event])
             self._runtime.finish_later(end, self.conversation)
@@ -417,7 +458,7 @@ class Generation:
     def _since_begin_ms(self, when: float | None) -> int | None:
         return None if when is None else round((when - self._began_at) * 1000)
 
-    def _audience_changed(self, listeners: int) -> None:
+    def audience_changed(self, listeners: int) -> None:
         """An unstored response ends with its connection; a stored one is given some time."""
         if listeners == 0 and not self.is_stored:
             self.cancel()

@@ -101,16 +101,17 @@ class Chat:
     async def _create(self, client: Client, command: ResponseCreate) -> Generation | None:
         if self.is_draining:
             raise ProtocolError("server_is_overloaded", "the server is stopping; connect again", retry_after_ms=2000)
-        if command.id is not None and command.id in client.commands:
-            await self._attach(client, client.commands[command.id], -1, command.stream_id)
+        earlier = client.local.commands.get(command.id or "")
+        if earlier is not None:
+            await self._attach(client, earlier, -1, command.stream_id)
             return None
         generation = Generation(self._turn(client, command), self._runtime)
         self._run(generation)
         try:
             response_id = await asyncio.shield(generation.accepted)
         except asyncio.CancelledError:
-            if not generation.is_stored:
-                generation.cancel()
+            if not generation.is_ended:
+                generation.audience_changed(0)  # the client left before it could listen
             raise
         except ProtocolError:
             # A failed continuation evicts what it was to continue (OpenAI: WebSocket mode, store:false).
@@ -139,9 +140,10 @@ class Chat:
     def _remember(self, client: Client, command: ResponseCreate, generation: Generation) -> None:
         """Keep an unstored answer on its connection once it has ended."""
         if command.id is not None:
-            client.commands[command.id] = generation.response_id
+            client.local.put_command(command.id, generation.response_id)
 
         def ended() -> None:
+            client.local.put_events(generation.response_id, generation.channel.events)
             if generation.stream.state in (State.COMPLETED, State.INCOMPLETE):
                 said = (Message("assistant", generation.stream.text),) if generation.stream.text else ()
                 client.local.put(generation.response_id, (*generation.context_messages, *said))
@@ -186,14 +188,21 @@ class Chat:
         """Subscribe to a running response, or replay an ended one. after: None wants its terminal event alone.
 
         1. It runs here: from memory, then live.
-        2. It has ended and its journal is there: replay the journal.
-        3. Its journal has expired: the terminal event alone, with the full output.
+        2. It was unstored and has ended: from this connection's memory.
+        3. It has ended and its journal is there: replay the journal.
+        4. Its journal has expired: the terminal event alone, with the full output.
         """
         generation = self._running_for(client, response_id)
         if generation is not None:
             channel = generation.channel
             cursor = len(channel.events) if after is None else channel.index_after(after)
             client.subscribe(channel, cursor=cursor, stream_id=stream_id)
+            return
+        local = client.local.events(response_id)
+        if local is not None:
+            for event in local[-1:] if after is None else local:
+                if after is None or event.sequence_number > after:
+                    await client.write(with_stream_id(event.data, stream_id))
             return
         stored = await self._store.get_response(client.user.id, response_id)
         if stored.status not in _TERMINAL:
@@ -258,11 +267,20 @@ class Chat:
         client.send(answer("conversation.updated", command, conversation=wire_conversation(conversation)))
 
     async def delete_conversation(self, client: Client, command: ConversationDelete) -> None:
-        """Delete it with everything in it; running answers stop."""
+        """Delete it with everything in it; running answers stop.
+
+        They stop first: the journal refuses events of what is deleted, and their listeners must hear of an end.
+        """
+        running = [
+            generation
+            for generation in self._running.values()
+            if generation.conversation == command.conversation and generation.turn.owner == client.user.id
+        ]
+        for generation in running:
+            generation.cancel()
+        for generation in running:
+            await generation.settled()
         await self._store.delete_conversation(client.user.id, command.conversation)
-        for generation in tuple(self._running.values()):
-            if generation.conversation == command.conversation:
-                generation.cancel()
         deleted = {"id": command.conversation, "object": "conversation.deleted", "deleted": True}
         client.send(answer("conversation.deleted", command, conversation=deleted))
 
