@@ -106,13 +106,16 @@ class App:
         stack.push_async_callback(self._close_pool, pool)
         pool.start()
         self._keep(runtime, journal.wait(), "journal")
-        self._keep(runtime, takeover.run(), "takeover")
+        beat = self._keep(runtime, takeover.run(), "takeover")
         await self._until_ready(pool, url)
         # 6. Serve until told to stop, then let running answers end.
         await self._stop.wait()
         logger.info("draining", extra={"running": chat.running, "timeout_s": config.drain_timeout_s})
         listener.close()
         await chat.drain(config.drain_timeout_s)
+        beat.cancel()
+        await asyncio.wait([beat])
+        await takeover.retire()
 
     async def _open_store(self, stack: AsyncExitStack) -> RedisStore:
         url = self._config.redis_url
@@ -262,10 +265,11 @@ class App:
             self._exit_code = EXIT_FAILED
             self._stop.set()
 
-    def _keep(self, runtime: Runtime, work: object, name: str) -> None:
+    def _keep(self, runtime: Runtime, work: object, name: str) -> asyncio.Task[None]:
         """Run a task that must live as long as the server; its end ends the server."""
         task = runtime.spawn(work, name)  # type: ignore[arg-type]
         task.add_done_callback(lambda task: None if task.cancelled() else self._give_up(f"{name} ended"))
+        return task
 
 
 def _vllm_settings(config: Config, model: ModelConfig) -> VllmSettings:

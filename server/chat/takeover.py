@@ -14,7 +14,7 @@ from protocol.events import DELTA_TYPE, Usage
 from protocol.response_stream import ResponseHead, State, failed_event
 from server.chat.runtime import Runtime
 from server.chat.turn import parameters
-from server.store.base import FencedError, Finish, StoredResponse, StoreUnavailableError
+from server.store.base import FencedError, Finish, StoredResponse, StoreError, StoreUnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +48,25 @@ class Takeover:
         await self._store.ping()
         await self._store.heartbeat(self._runtime.gateway_id, HEARTBEAT_TTL_S)
 
+    async def retire(self) -> None:
+        """Say that this gateway stops: what it leaves running may be taken over at once."""
+        try:
+            await self._store.heartbeat(self._runtime.gateway_id, 0)
+        except StoreError as error:
+            logger.warning("could not say good-bye to the store: %s", error)
+
     async def adopt_orphans(self) -> None:
         """Take over every response whose gateway is gone."""
         for response_id in await self._store.orphans():
             stored = await self._store.claim(response_id, self._runtime.gateway_id)
-            if stored is not None:
+            if stored is None:
+                continue
+            try:
                 await self._end(stored)
+            except StoreUnavailableError:
+                raise
+            except Exception:  # one that cannot be read must not keep this gateway from its work
+                logger.exception("orphan %s cannot be ended", response_id, extra={"response": response_id})
 
     async def _end(self, stored: StoredResponse) -> None:
         text, last = await self._read_journal(stored.id)
