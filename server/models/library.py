@@ -27,7 +27,7 @@ Progress = Callable[[str], None]
 
 DEFAULT_MODEL = SMOLLM2.alias
 MANIFEST = "tokenwire-manifest.json"
-CONVERSION = 1  # raise it when server/models/packaged.py converts differently: cached models are then remade
+CONVERSION = 2  # raise it when server/models/packaged.py converts differently: cached models are then remade
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]+)?")
 
 
@@ -36,7 +36,8 @@ def resolve(source: str, *, progress: Progress) -> str:
 
     Arguments:
         source: an alias (`smollm2-135m-instruct`), a path, or a hub id (`org/name`).
-        progress: called with one line of text at each step that takes long.
+        progress: called with one line of text at each step that takes long, and every few seconds in it. It may
+            raise to give up: what runs is stopped, what was begun is removed, and the exception passes.
 
     Raises:
         ModelSourceError: nothing usable is there, or it could not be fetched; the text says what to do.
@@ -156,7 +157,7 @@ def _run_preparation(model: PackagedModel, directory: str, progress: Progress) -
         start_new_session=True,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"},
     ) as child:
-        assert child.stdout is not None  # noqa: S101  # stdout=PIPE
+        assert child.stdout is not None  # stdout=PIPE
         for line in child.stdout:
             if line.startswith(PROGRESS):
                 progress(f"model {model.alias}: {line.removeprefix(PROGRESS).strip()}")

