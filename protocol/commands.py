@@ -179,6 +179,22 @@ class ConversationDelete(Command, frozen=True, kw_only=True):
     conversation: Id
 
 
+class ConversationSubscribe(Command, frozen=True, kw_only=True):
+    """See every turn of a conversation as it happens, whoever causes it."""
+
+    TYPE: ClassVar[str] = "conversation.subscribe"
+
+    conversation: Id
+
+
+class ConversationUnsubscribe(Command, frozen=True, kw_only=True):
+    """See no more of it."""
+
+    TYPE: ClassVar[str] = "conversation.unsubscribe"
+
+    conversation: Id
+
+
 class ConversationList(Command, frozen=True, kw_only=True):
     """List conversations, most recently used first."""
 
@@ -224,6 +240,8 @@ _COMMANDS: Final[dict[str, type[Command]]] = {
         ConversationRetrieve,
         ConversationUpdate,
         ConversationDelete,
+        ConversationSubscribe,
+        ConversationUnsubscribe,
         ConversationList,
         ConversationItemsList,
         ModelList,

@@ -36,6 +36,7 @@ from server.models.pool import Model, ModelFailedError, ModelState, Pool
 from server.observe import log
 from server.observe.metrics import Metrics
 from server.store.base import StoreError
+from server.store.bus import Bus
 from server.store.embedded import EmbeddedValkey
 from server.store.journal import Journal
 from server.store.redis import RedisStore
@@ -63,7 +64,7 @@ class App:
         self._exit_code = 0
         self._chat: Chat | None = None
         self._takeover: Takeover | None = None
-        self._pool = Pool({}, "")
+        self._pool = Pool({}, "", config.engine_stall_timeout_s)
 
     async def run(self) -> int:
         """Start, serve, drain, close, in that order; what was opened is closed however it ends."""
@@ -87,11 +88,15 @@ class App:
         )
         journal.start()
         stack.push_async_callback(journal.close)
-        runtime = Runtime(config, store, journal, metrics, gateway_id=f"gw_{uuid.uuid4().hex}")
+        bus = Bus(store.url, config.store)
+        bus.start()
+        stack.push_async_callback(bus.close)
+        runtime = Runtime(config, store, journal, bus, metrics, gateway_id=f"gw_{uuid.uuid4().hex}")
         stack.push_async_callback(runtime.close)
-        self._takeover = takeover = Takeover(runtime)
-        await takeover.beat()
         self._chat = chat = Chat(runtime, pool)
+        await bus.subscribe(f"gateway:{runtime.gateway_id}", chat.control)
+        self._takeover = takeover = Takeover(runtime, chat.adopt)
+        await takeover.beat()
         # 4. The port: clients may come while models load, and are told how far that is.
         listener = Listener(
             config,
@@ -169,7 +174,7 @@ class App:
                 created_at=int(time.time()),
                 system_prompt=settings.system_prompt,
             )
-        return Pool(models, config.default_model or next(iter(models)))
+        return Pool(models, config.default_model or next(iter(models)), config.engine_stall_timeout_s)
 
     async def _engine_factory(self, name: str, model: ModelConfig) -> Callable[[], Engine]:
         config = self._config

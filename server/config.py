@@ -164,6 +164,7 @@ class Config(Section):
     log_format: Literal["console", "json"] = "console"
     echo: EchoConfig = EchoConfig()
     vllm: VllmConfig = VllmConfig()
+    engine_stall_timeout_s: Annotated[float, Field(gt=0)] = 120.0  # no token this long, while requests run: dead
     store: StoreConfig = StoreConfig()
     limits: LimitsConfig = LimitsConfig()
 

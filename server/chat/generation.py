@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
 from protocol.codec import encode
 from protocol.commands import ResponseCreate
 from protocol.errors import ProtocolError
-from protocol.events import Event, Usage, Waiting
+from protocol.events import Event, Usage
 from protocol.items import Message, MessageItem
 from protocol.response_stream import ResponseStream, State, failed_event
-from server.access.admission import QueueFullError, Ticket
+from server.access.admission import QueueFullError
 from server.chat.context import Context, fit
 from server.chat.errors import translate
 from server.chat.hub import Channel
 from server.chat.patience import Patience
 from server.chat.runtime import Runtime
 from server.chat.turn import Turn, context_request, generation_request, new_turn
-from server.engine.base import Chunk, Engine, FinishReason, GenerationRequest
-from server.models.pool import ModelState
+from server.chat.waiting import admitted, wait_for_turn
+from server.engine.base import Chunk, Engine, EngineDeadError, FinishReason, GenerationRequest
 from server.store.base import Begun, FencedError, Finish, History, NotFoundError, StoreError, StoreUnavailableError
 
 logger = logging.getLogger(__name__)
 
 FIRST_EPOCH: Final = 1
+MAX_ENGINES: Final = 3  # engines that may die under one response before it fails
 
 
 class Interrupt(Enum):
@@ -40,6 +41,14 @@ class Interrupt(Enum):
     FENCED = "fenced"  # another gateway answers it now
 
 
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What a takeover found of a response: its new epoch, and every event of its journal."""
+
+    epoch: int
+    events: list[Event]
+
+
 class Generation:
     """Answer one turn: wait for its time, the model and a place; pull chunks; journal, publish, finish.
 
@@ -47,14 +56,16 @@ class Generation:
     the response that was made, or of the earlier one if the command is a repetition, or to a ProtocolError.
     """
 
-    def __init__(self, turn: Turn, runtime: Runtime) -> None:
+    def __init__(self, turn: Turn, runtime: Runtime, resumed: Resumed | None = None) -> None:
         loop = asyncio.get_running_loop()
         self.turn = turn
         self.response_id = turn.head.id
-        self.epoch = FIRST_EPOCH
+        self.epoch = resumed.epoch if resumed else FIRST_EPOCH
         self.is_stored = turn.command.is_stored
-        self.stream = ResponseStream(turn.head)
+        self.stream = ResponseStream.restore(turn.head, resumed.events if resumed else ())
         self.channel = Channel(turn.head.id, turn.head.item_id, self.audience_changed)
+        self.channel.events.extend(resumed.events if resumed else ())
+        self.is_followed = False  # by clients of other gateways
         self.accepted: asyncio.Future[str] = loop.create_future()
         self.ended = asyncio.Event()
         self.error: str | None = None
@@ -121,7 +132,7 @@ class Generation:
 
     def acknowledge(self, events: list[Event]) -> None:
         if events:
-            self.channel.publish(events)
+            self._publish(events)
         self._resolve_flush()
 
     def refuse(self, error: StoreError) -> None:
@@ -133,6 +144,20 @@ class Generation:
 
     async def run(self) -> None:
         """Do all of it, to the terminal event."""
+        if await self._accepted():
+            await self._answer_to_the_end()
+
+    async def resume(self) -> None:
+        """Go on with a response that was taken over."""
+        self.accepted.set_result(self.response_id)
+        if self.stream.state is State.NEW:  # its gateway died before anything was said
+            self.stream.create(waiting=True)
+            self._notify()
+        self._patience.audience_changed(0)
+        await self._answer_to_the_end()
+
+    async def _accepted(self) -> bool:
+        """Acknowledge the turn; return whether it is ours to answer."""
         try:
             begun = await self._begin()
         except asyncio.CancelledError:
@@ -140,10 +165,13 @@ class Generation:
             raise
         except Exception as error:  # noqa: BLE001 whatever it is, it becomes the client's answer
             self.accepted.set_exception(translate(error))
-            return
+            return False
         self.accepted.set_result(begun.response_id)
-        if begun.duplicate:
-            return
+        if self.is_stored and not begun.duplicate:
+            self._runtime.tell_conversation(self.conversation, begun=self.response_id)
+        return not begun.duplicate
+
+    async def _answer_to_the_end(self) -> None:
         try:
             await self._answer_interruptibly()
         finally:
@@ -225,56 +253,48 @@ class Generation:
         if self.turn.command.generate is False:
             self.stream.complete(Usage())
             return
-        async with self._admitted() as engine:
-            context = await self._context(engine, history)
+        for attempt in range(1, MAX_ENGINES + 1):
+            async with admitted(self.turn.model, self._patience) as engine:
+                try:
+                    await self._generate(engine, history)
+                except EngineDeadError:
+                    self.turn.model.report_dead(engine)
+                    if attempt == MAX_ENGINES:
+                        raise
+                else:
+                    return
+            logger.warning("the engine died; going on with the next one", extra={"response": self.response_id})
+
+    async def _wait_for_turn(self) -> History:
+        if not self.is_stored:
+            return await self._read_history()
+        return await wait_for_turn(self._runtime, self._patience, self.response_id, self.conversation, self.epoch)
+
+    async def _generate(self, engine: Engine, history: History) -> None:
+        """Make the answer, or the rest of it where an engine or a gateway has died in the middle."""
+        context = await self._context(engine, history)
+        if self.stream.state is State.QUEUED:
             self.stream.start(context.notice)
             self._notify()
-            self._usage = Usage(input_tokens=context.prompt.token_count)
+        if self._started_at is None:
             self._started_at = self._loop.time()
             self._metrics.queued(self._started_at - self._began_at)
             self._metrics.started()
-            await self._consume(engine, generation_request(self.turn, self.epoch, context))
+        self._usage = Usage(input_tokens=context.prompt.token_count, output_tokens=self._usage.output_tokens)
+        if self.stream.text:
+            context = await self._behind_the_text(engine, context)
+        if context.max_tokens < 1:
+            self._end(FinishReason.LENGTH)
+            return
+        await self._consume(engine, generation_request(self.turn, self.epoch, context))
 
-    async def _wait_for_turn(self) -> History:
-        """Return what the turn follows, once it is this turn's time in the conversation."""
-        if not self.is_stored:
-            return await self._read_history()
-        with self._runtime.turns.watch(self.conversation) as changed:
-            while True:
-                changed.clear()
-                result = await self._runtime.store.start(self.response_id, self.epoch)
-                if isinstance(result, History):
-                    return result
-                self._patience.say(Waiting("conversation", position=result))
-                await _wait_event(changed, self._runtime.config.limits.queued_repeat_s)
-
-    @asynccontextmanager
-    async def _admitted(self) -> AsyncIterator[Engine]:
-        """Hold a place in a loaded engine."""
-        await self._wait_for_model()
-        ticket = self._enter()
-        try:
-            while not ticket.is_admitted:
-                self._patience.say(Waiting("admission", position=ticket.position))
-                ticket.changed.clear()
-                await ticket.changed.wait()
-            yield await self._wait_for_model()  # it may have died meanwhile
-        finally:
-            ticket.release()
-
-    def _enter(self) -> Ticket:
-        admission = self.turn.model.admission
-        assert admission is not None  # set before a model becomes ready for the first time
-        return admission.enter()
-
-    async def _wait_for_model(self) -> Engine:
-        model = self.turn.model
-        while (engine := model.ready_engine) is None:
-            if model.state is not ModelState.LOADING:
-                raise ProtocolError("model_unavailable", f"model '{model.name}' is {model.state.value}")
-            self._patience.say(Waiting("model_loading", progress=model.progress, detail=model.detail))
-            await model.changed.wait()
-        return engine
+    async def _behind_the_text(self, engine: Engine, context: Context) -> Context:
+        """Return the context with the text so far behind it."""
+        prompt = await engine.extend(context.prompt, self.stream.text)
+        # What a dead gateway has counted is lost; the text has about as many tokens.
+        said = self._usage.output_tokens or prompt.token_count - context.prompt.token_count
+        self._usage = Usage(input_tokens=context.prompt.token_count, output_tokens=said)
+        return replace(context, prompt=prompt, max_tokens=context.max_tokens - said)
 
     async def _context(self, engine: Engine, history: History) -> Context:
         """Return the prompt; the one made before the turn was acknowledged, if nothing was said since."""
@@ -288,6 +308,7 @@ class Generation:
 
     async def _consume(self, engine: Engine, request: GenerationRequest) -> None:
         """Pull chunks, once a tick: what the engine makes meanwhile gathers in it as one chunk."""
+        self.turn.model.last_token_at = self._loop.time()  # a prompt that is being worked on is no silence yet
         async with aclosing(engine.generate(request)) as chunks:
             async for chunk in chunks:
                 self._receive(chunk)
@@ -298,6 +319,7 @@ class Generation:
         raise ProtocolError("engine_error", "the engine stopped without saying why")
 
     def _receive(self, chunk: Chunk) -> None:
+        self.turn.model.last_token_at = self._loop.time()
         self._count(chunk)
         self._usage = Usage(
             self._usage.input_tokens, chunk.cached_tokens, self._usage.output_tokens + chunk.token_count
@@ -338,6 +360,12 @@ class Generation:
 
     def _notify(self, *, urgent: bool = True) -> None:
         self._runtime.journal.notify(self, urgent=urgent)
+
+    def _publish(self, events: list[Event]) -> None:
+        """Give acknowledged events to our own clients, and wake the gateways that follow for theirs."""
+        self.channel.publish(events)
+        if self.is_followed:
+            self._runtime.bus.publish(f"wake:{self.response_id}", {})
 
     async def _flushed(self, *, urgent: bool) -> None:
         """Return when the journal holds all that was pushed (or refused it)."""
@@ -426,7 +454,7 @@ class Generation:
 
     def _close(self, events: list[Event]) -> None:
         """Publish the last events and let everybody go."""
-        self.channel.publish(events)
+        self._publish(events)
         self.channel.close()
         self.ended.set()
         end = self._end_word()
@@ -464,11 +492,3 @@ class Generation:
             self.cancel()
         else:
             self._patience.audience_changed(listeners)
-
-
-async def _wait_event(event: asyncio.Event, timeout_s: float) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        pass  # look again all the same

@@ -36,6 +36,7 @@ class Patience:
         self._grace_s = grace_s
         self._waiting: Waiting | None = None
         self._said_at = float("-inf")
+        self._last_number = -1  # of the newest event when we last looked
         self._silence: asyncio.TimerHandle | None = None
         self._orphan: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -75,11 +76,13 @@ class Patience:
         self._silence = self._loop.call_later(delay_s, self._break_silence)
 
     def _break_silence(self) -> None:
-        if self._stream.state is State.QUEUED and self._waiting is not None:
+        stream = self._stream
+        if stream.state is State.QUEUED and self._waiting is not None:
             self._said_at = self._loop.time()
-            self._stream.queue(self._waiting)
+            stream.queue(self._waiting)
             self._notify()
-        elif self._stream.state is State.RUNNING and not self._stream.text:
-            self._stream.keep_alive()
+        elif stream.state is State.RUNNING and stream.last_sequence_number == self._last_number:
+            stream.keep_alive()
             self._notify()
+        self._last_number = stream.last_sequence_number
         self._watch_silence(self._repeat_s)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Coroutine
 from typing import Any, Final
 
 from server.config import Config
 from server.observe.metrics import Metrics
 from server.store.base import FencedError, Finish, Store, StoreUnavailableError
+from server.store.bus import Bus
 from server.store.journal import Journal
 
 logger = logging.getLogger(__name__)
@@ -19,43 +19,23 @@ RETRY_FIRST_S: Final = 0.1  # back-off while Redis does not take an end: doubled
 RETRY_MAX_S: Final = 5.0
 
 
-class TurnGate:
-    """Wake the turns of a conversation that wait here when one of them has ended."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[str, set[asyncio.Event]] = {}
-
-    @contextmanager
-    def watch(self, conversation: str | None) -> Iterator[asyncio.Event]:
-        """Give an event that is set whenever a turn of the conversation ends."""
-        changed = asyncio.Event()
-        if conversation is None:
-            yield changed
-            return
-        events = self._waiting.setdefault(conversation, set())
-        events.add(changed)
-        try:
-            yield changed
-        finally:
-            events.discard(changed)
-            if not events:
-                self._waiting.pop(conversation, None)
-
-    def wake(self, conversation: str | None) -> None:
-        for changed in self._waiting.get(conversation or "", ()):
-            changed.set()
+def conversation_topic(conversation: str) -> str:
+    """Return the bus channel of a conversation's news."""
+    return f"conversation:{conversation}"
 
 
 class Runtime:
     """The gateway's store, journal and settings, and the writes that outlive a response's task."""
 
-    def __init__(self, config: Config, store: Store, journal: Journal, metrics: Metrics, gateway_id: str) -> None:
+    def __init__(
+        self, config: Config, store: Store, journal: Journal, bus: Bus, metrics: Metrics, gateway_id: str
+    ) -> None:
         self.config = config
         self.store = store
         self.journal = journal
+        self.bus = bus
         self.metrics = metrics
         self.gateway_id = gateway_id
-        self.turns = TurnGate()
         self._background: set[asyncio.Task[None]] = set()
 
     async def finish(self, end: Finish, conversation: str | None, *, timeout_s: float | None) -> None:
@@ -75,8 +55,13 @@ class Runtime:
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, RETRY_MAX_S)
             else:
-                self.turns.wake(conversation)
+                self.tell_conversation(conversation, ended=end.response_id)
                 return
+
+    def tell_conversation(self, conversation: str | None, **news: Any) -> None:
+        """Tell every gateway that has waiting turns or subscribers of a conversation what happened in it."""
+        if conversation is not None:
+            self.bus.publish(conversation_topic(conversation), news)
 
     def finish_later(self, end: Finish, conversation: str | None) -> None:
         """Write an end that Redis could not take in time, as soon as it is back."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 from protocol.codec import with_stream_id
@@ -18,6 +18,8 @@ from protocol.commands import (
     ConversationItemsList,
     ConversationList,
     ConversationRetrieve,
+    ConversationSubscribe,
+    ConversationUnsubscribe,
     ConversationUpdate,
     ModelList,
     ResponseCancel,
@@ -28,23 +30,25 @@ from protocol.commands import (
     SessionUpdate,
 )
 from protocol.errors import ProtocolError
-from protocol.events import answer, steer_failed
+from protocol.events import Event, answer, steer_failed
 from protocol.items import Message
 from protocol.response_stream import State
 from server.access.auth import User
 from server.chat.client import Client
 from server.chat.errors import translate
-from server.chat.generation import Generation, Interrupt
+from server.chat.feeds import Feeds
+from server.chat.following import ENDED, Follower, Following
+from server.chat.generation import Generation, Interrupt, Resumed
+from server.chat.hub import Channel
 from server.chat.reads import Reads, terminal_event, wire_conversation
 from server.chat.runtime import Runtime
-from server.chat.turn import Turn, make_turn, message_items
+from server.chat.turn import Turn, make_turn, message_items, restored_turn
 from server.models.pool import Pool
-from server.store.base import Conversation
+from server.store.base import Conversation, StoredResponse
 
 logger = logging.getLogger(__name__)
 
 REPLAY_PAGE: Final = 500  # events read from the journal at once
-_TERMINAL: Final = frozenset({"completed", "incomplete", "failed"})
 
 
 class Chat:
@@ -55,6 +59,8 @@ class Chat:
         self._store = runtime.store
         self._pool = pool
         self.reads = Reads(self._store, pool)
+        self._following = Following(runtime)
+        self._feeds = Feeds(runtime, self._channel_of)
         self._running: dict[str, Generation] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.is_draining = False
@@ -67,6 +73,8 @@ class Chat:
             ConversationRetrieve: self.retrieve_conversation,
             ConversationUpdate: self.update_conversation,
             ConversationDelete: self.delete_conversation,
+            ConversationSubscribe: self.subscribe,
+            ConversationUnsubscribe: self.unsubscribe,
             ConversationList: self.list_conversations,
             ConversationItemsList: self.list_items,
             ModelList: self.list_models,
@@ -106,7 +114,7 @@ class Chat:
             await self._attach(client, earlier, -1, command.stream_id)
             return None
         generation = Generation(self._turn(client, command), self._runtime)
-        self._run(generation)
+        self._run(generation, generation.run())
         try:
             response_id = await asyncio.shield(generation.accepted)
         except asyncio.CancelledError:
@@ -125,9 +133,34 @@ class Chat:
             self._remember(client, command, generation)
         return generation
 
-    def _run(self, generation: Generation) -> None:
+    def adopt(self, stored: StoredResponse, events: list[Event]) -> bool:
+        """Go on with a response whose gateway is gone; return False where its model is not ours."""
+        model = self._pool.models.get(stored.model)
+        if model is None or self.is_draining:
+            return False
+        generation = Generation(restored_turn(stored, model), self._runtime, Resumed(stored.epoch, events))
+        self._run(generation, generation.resume())
+        self._runtime.tell_conversation(stored.conversation, begun=stored.id)
+        return True
+
+    def control(self, message: dict[str, Any]) -> None:
+        """Do what another gateway asks for a client of its own."""
+        generation = self._running.get(message.get("follow", ""))
+        if generation is not None:
+            generation.is_followed = True
+            if "cancel" in message:
+                generation.cancel()
+
+    async def _channel_of(self, stored: StoredResponse) -> Channel:
+        """Return the channel of a response, wherever it runs or ran."""
+        generation = self._running.get(stored.id)
+        if generation is not None and not generation.is_ended:
+            return generation.channel
+        return (await self._following.follow(stored)).channel
+
+    def _run(self, generation: Generation, life: Coroutine[Any, Any, None]) -> None:
         self._running[generation.response_id] = generation
-        task = asyncio.create_task(generation.run(), name=f"response {generation.response_id}")
+        task = asyncio.create_task(life, name=f"response {generation.response_id}")
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._ended(task, generation))
 
@@ -172,7 +205,9 @@ class Chat:
         response_id = command.response_id or ""
         generation = self._running_for(client, response_id)
         if generation is None:
-            await self._attach(client, response_id, None, command.stream_id)
+            follower = await self._attach(client, response_id, None, command.stream_id)
+            if follower is not None:
+                follower.cancel()
             return
         if not client.is_subscribed(response_id):
             channel = generation.channel
@@ -184,38 +219,42 @@ class Chat:
         after = -1 if command.starting_after is None else command.starting_after
         await self._attach(client, command.response_id, after, command.stream_id)
 
-    async def _attach(self, client: Client, response_id: str, after: int | None, stream_id: str | None) -> None:
+    async def _attach(
+        self, client: Client, response_id: str, after: int | None, stream_id: str | None
+    ) -> Follower | None:
         """Subscribe to a running response, or replay an ended one. after: None wants its terminal event alone.
 
         1. It runs here: from memory, then live.
         2. It was unstored and has ended: from this connection's memory.
-        3. It has ended and its journal is there: replay the journal.
-        4. Its journal has expired: the terminal event alone, with the full output.
+        3. It runs on another gateway (or waits to be taken over): follow it; the follower is returned.
+        4. It has ended and its journal is there: replay the journal.
+        5. Its journal has expired: the terminal event alone, with the full output.
         """
         generation = self._running_for(client, response_id)
         if generation is not None:
             channel = generation.channel
             cursor = len(channel.events) if after is None else channel.index_after(after)
             client.subscribe(channel, cursor=cursor, stream_id=stream_id)
-            return
+            return None
         local = client.local.events(response_id)
         if local is not None:
             for event in local[-1:] if after is None else local:
                 if after is None or event.sequence_number > after:
                     await client.write(with_stream_id(event.data, stream_id))
-            return
+            return None
         stored = await self._store.get_response(client.user.id, response_id)
-        if stored.status not in _TERMINAL:
-            raise ProtocolError(
-                "server_is_overloaded",
-                "the response runs on another gateway, or waits to be taken over; ask again",
-                retry_after_ms=1000,
-            )
+        if stored.status not in ENDED:
+            follower = await self._following.follow(stored)
+            channel = follower.channel
+            cursor = len(channel.events) - channel.is_closed if after is None else channel.index_after(after)
+            client.subscribe(channel, cursor=cursor, stream_id=stream_id)
+            return follower
         if after is None:
             after = stored.last_sequence_number - 1
         sent = await self._replay(client, response_id, after, stream_id)
         if not sent:
             await client.write(with_stream_id(terminal_event(stored), stream_id))
+        return None
 
     async def _replay(self, client: Client, response_id: str, after: int, stream_id: str | None) -> bool:
         """Send journaled events after a number; return whether there were any."""
@@ -264,6 +303,7 @@ class Chat:
 
     async def update_conversation(self, client: Client, command: ConversationUpdate) -> None:
         conversation = await self._store.update_conversation(client.user.id, command.conversation, command.metadata)
+        self._runtime.tell_conversation(conversation.id, updated=True)
         client.send(answer("conversation.updated", command, conversation=wire_conversation(conversation)))
 
     async def delete_conversation(self, client: Client, command: ConversationDelete) -> None:
@@ -281,8 +321,24 @@ class Chat:
         for generation in running:
             await generation.settled()
         await self._store.delete_conversation(client.user.id, command.conversation)
+        self._runtime.tell_conversation(command.conversation, deleted=True)
         deleted = {"id": command.conversation, "object": "conversation.deleted", "deleted": True}
         client.send(answer("conversation.deleted", command, conversation=deleted))
+
+    async def subscribe(self, client: Client, command: ConversationSubscribe) -> None:
+        """Send the conversation as it is, then everything that happens in it."""
+        await self._feeds.leave(client, command.conversation)  # a second subscription replaces the first
+        member, snapshot = await self._feeds.join(client, client.user.id, command.conversation, command.stream_id)
+        client.send(answer("conversation.subscribed", command, **snapshot))
+        member.begin()
+
+    async def unsubscribe(self, client: Client, command: ConversationUnsubscribe) -> None:
+        await self._feeds.leave(client, command.conversation)
+        client.send(answer("conversation.unsubscribed", command, conversation={"id": command.conversation}))
+
+    async def leave(self, client: Client) -> None:
+        """The connection is gone: end its subscriptions."""
+        await self._feeds.leave(client, None)
 
     async def list_conversations(self, client: Client, command: ConversationList) -> None:
         page = await self.reads.conversations(client.user, command.after, command.limit or DEFAULT_PAGE)

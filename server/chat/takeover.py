@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final
 
-import msgspec
-import orjson
-
-from protocol.commands import ResponseCreate
-from protocol.events import DELTA_TYPE, Usage
-from protocol.response_stream import ResponseHead, State, failed_event
+from protocol.codec import encode
+from protocol.events import Event, Usage
+from protocol.response_stream import State, failed_event
+from server.chat.following import decode_event
 from server.chat.runtime import Runtime
-from server.chat.turn import parameters
+from server.chat.turn import restored_head
 from server.store.base import FencedError, Finish, StoredResponse, StoreError, StoreUnavailableError
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_S: Final = 2.0
-HEARTBEAT_TTL_S: Final = 10.0  # a gateway silent this long is dead
+HEARTBEAT_S: Final = 1.0
+HEARTBEAT_TTL_S: Final = 5.0  # a gateway silent this long is dead
 JOURNAL_PAGE: Final = 1000  # events read at once
+MAX_EPOCHS: Final = 5  # gateways that may die under one response before it fails with what there is of it
 
 
 class Takeover:
-    """Keep the heartbeat; end the responses of gateways that are gone, with the text that clients saw of them."""
+    """Keep the heartbeat; go on with the responses of gateways that are gone.
 
-    def __init__(self, runtime: Runtime) -> None:
+    adopt: goes on with a response, given its record and its journal; returns False where this gateway cannot.
+    """
+
+    def __init__(self, runtime: Runtime, adopt: Callable[[StoredResponse, list[Event]], bool]) -> None:
         self._runtime = runtime
         self._store = runtime.store
+        self._adopt = adopt
         self.store_is_up = True
 
     async def run(self) -> None:
@@ -62,51 +66,45 @@ class Takeover:
             if stored is None:
                 continue
             try:
-                await self._end(stored)
+                await self._take_over(stored)
             except StoreUnavailableError:
                 raise
             except Exception:  # one that cannot be read must not keep this gateway from its work
-                logger.exception("orphan %s cannot be ended", response_id, extra={"response": response_id})
+                logger.exception("orphan %s cannot be taken over", response_id, extra={"response": response_id})
 
-    async def _end(self, stored: StoredResponse) -> None:
-        text, last = await self._read_journal(stored.id)
-        command = msgspec.json.decode(stored.request, type=ResponseCreate)
-        head = ResponseHead(
-            id=stored.id,
-            item_id=stored.id.replace("resp_", "msg_", 1),
-            model=stored.model,
-            created_at=stored.created_at,
-            conversation=stored.conversation,
-            previous_response_id=command.previous_response_id,
-            parameters=parameters(command),
-        )
+    async def _take_over(self, stored: StoredResponse) -> None:
+        """Go on with a response, or end it with the text that clients have seen where that cannot be."""
+        events = await self._read_journal(stored.id)
+        fields = {"response": stored.id, "epoch": stored.epoch, "events": len(events)}
+        if stored.epoch <= MAX_EPOCHS and self._adopt(stored, events):
+            logger.info("took a response over", extra=fields)
+            return
+        logger.warning("ended an orphaned response", extra=fields)
+        text = "".join(event.delta or "" for event in events)
+        last = events[-1].sequence_number if events else -1
         message = "the server stopped before the answer was complete"
-        event, snapshot, output = failed_event(head, last + 1, text, "server_error", message, Usage())
+        event, snapshot, output = failed_event(restored_head(stored), last + 1, text, "server_error", message, Usage())
         end = Finish(
             response_id=stored.id,
             epoch=stored.epoch,
             status=State.FAILED.value,
             output=output,
-            snapshot=orjson.dumps(snapshot),
+            snapshot=encode(snapshot),
             events=((event.sequence_number, event.data),),
         )
-        logger.info("ended an orphaned response", extra={"response": stored.id, "events": last + 1})
         try:
             await self._runtime.finish(end, stored.conversation, timeout_s=0)
         except FencedError:
-            logger.info("orphan was taken by another gateway", extra={"response": stored.id})
+            logger.info("orphan was taken by another gateway", extra=fields)
 
-    async def _read_journal(self, response_id: str) -> tuple[str, int]:
-        """Return the text that clients saw, and the last sequence number (-1 for none)."""
-        parts: list[str] = []
-        last = -1
-        while events := await self._store.read_events(response_id, after=last, count=JOURNAL_PAGE):
-            for number, data in events:
-                last = number
-                event = orjson.loads(data)
-                if event["type"] == DELTA_TYPE:
-                    parts.append(event["delta"])
-        return "".join(parts), last
+    async def _read_journal(self, response_id: str) -> list[Event]:
+        """Return all of a response's events."""
+        events: list[Event] = []
+        after = -1
+        while page := await self._store.read_events(response_id, after=after, count=JOURNAL_PAGE):
+            events += [decode_event(number, data) for number, data in page]
+            after = events[-1].sequence_number
+        return events
 
     def _note_store(self, *, is_up: bool, why: str) -> None:
         self._runtime.metrics.store_up(up=is_up)

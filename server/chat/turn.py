@@ -16,7 +16,7 @@ from protocol.response_stream import ResponseHead, response_object
 from server.chat.context import Context, ContextRequest
 from server.engine.base import GenerationRequest, Sampling
 from server.models.pool import Model
-from server.store.base import NewTurn
+from server.store.base import NewTurn, StoredResponse
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def make_turn(owner: str, model: Model, command: ResponseCreate, before: tuple[M
     messages = (*before, *command.messages) if before and command.is_stored else command.messages
     head = ResponseHead(
         id=f"resp_{key}",
-        item_id=f"msg_{key}",
+        item_id=item_id_of(f"resp_{key}"),
         model=model.name,
         created_at=int(time.time()),
         conversation=command.conversation_id,
@@ -61,6 +61,40 @@ def make_turn(owner: str, model: Model, command: ResponseCreate, before: tuple[M
         before=before or (),
         items=message_items(messages, head.id),
     )
+
+
+def restored_head(stored: StoredResponse) -> ResponseHead:
+    """Return the constants of a response that another gateway has begun."""
+    command = msgspec.json.decode(stored.request, type=ResponseCreate)
+    return ResponseHead(
+        id=stored.id,
+        item_id=item_id_of(stored.id),
+        model=stored.model,
+        created_at=stored.created_at,
+        conversation=stored.conversation,
+        previous_response_id=command.previous_response_id,
+        parameters=parameters(command),
+    )
+
+
+def restored_turn(stored: StoredResponse, model: Model) -> Turn:
+    """Return the turn of a response that another gateway has begun."""
+    command = msgspec.json.decode(stored.request, type=ResponseCreate)
+    messages = tuple(item.as_message() for item in stored.items)
+    return Turn(
+        owner=stored.owner,
+        head=restored_head(stored),
+        model=model,
+        command=msgspec.structs.replace(command, messages=messages),
+        previous=stored.previous,
+        before=(),
+        items=stored.items,
+    )
+
+
+def item_id_of(response_id: str) -> str:
+    """Return the id of a response's message: known to every gateway without asking."""
+    return response_id.replace("resp_", "msg_", 1)
 
 
 def message_items(messages: tuple[Message, ...], response_id: str | None) -> tuple[MessageItem, ...]:

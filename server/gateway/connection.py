@@ -41,6 +41,7 @@ class Connection:
                 await self._outbox.wait_for_room()
         finally:
             await self._lanes.close()
+            await self._chat.leave(self)
             for subscription in self._subscriptions:
                 subscription.close()
             await self._outbox.close()

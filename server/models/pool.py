@@ -53,10 +53,18 @@ class Model:
     engine: Engine | None = None
     admission: Admission | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    died: asyncio.Event = field(default_factory=asyncio.Event)
+    last_token_at: float = 0.0  # loop time of the newest sign of life while requests run
 
     @property
     def ready_engine(self) -> Engine | None:
         return self.engine if self.state is ModelState.READY else None
+
+    def report_dead(self, engine: Engine) -> None:
+        """A request found this engine dead: take nothing to it any more, and start another."""
+        if engine is self.engine and self.state is ModelState.READY:
+            self.set(ModelState.LOADING, "the engine died")
+            self.died.set()
 
     def set(self, state: ModelState, detail: str, progress: float | None = None) -> None:
         """Note a change and wake who waits for it."""
@@ -70,12 +78,15 @@ class Model:
 class Pool:
     """Keep every configured model's engine running.
 
+    stall_timeout_s: an engine that makes no token this long while requests run counts as dead.
+
     models: by name, in the order of the configuration. default: the model for requests that name none.
     """
 
-    def __init__(self, models: Mapping[str, Model], default: str) -> None:
+    def __init__(self, models: Mapping[str, Model], default: str, stall_timeout_s: float) -> None:
         self.models = models
         self.default = default
+        self._stall_timeout_s = stall_timeout_s
         self._keepers: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -159,13 +170,32 @@ class Pool:
         """Return when the engine has died and its remains are gone."""
         engine = model.engine
         assert engine is not None
-        while True:
-            await asyncio.sleep(HEALTH_INTERVAL_S)
-            try:
-                await engine.check_health()
-            except EngineDeadError as error:
-                logger.error("model %s: engine died: %s", model.name, error, extra={"model": model.name})
-                model.set(ModelState.LOADING, "the engine died")
-                engine.close()
-                await asyncio.shield(engine.wait_closed())
-                return
+        model.died.clear()
+        why = ""
+        while not why:
+            why = await self._fault(model, engine)
+        logger.error("model %s: %s", model.name, why, extra={"model": model.name})
+        model.set(ModelState.LOADING, why)
+        engine.close()
+        await asyncio.shield(engine.wait_closed())
+
+    async def _fault(self, model: Model, engine: Engine) -> str:
+        """Wait for the next look at the engine; return what is wrong with it, or nothing.
+
+        Health is judged by tokens, not by a process being there: a stopped process is as good as none.
+        """
+        try:
+            async with asyncio.timeout(HEALTH_INTERVAL_S):
+                await model.died.wait()
+        except TimeoutError:
+            pass  # nobody has seen it die: look for ourselves
+        else:
+            return "the engine died"
+        try:
+            await engine.check_health()
+        except EngineDeadError as error:
+            return str(error)
+        silent_s = asyncio.get_running_loop().time() - model.last_token_at
+        if model.admission and model.admission.running and engine.unfinished and silent_s > self._stall_timeout_s:
+            return f"the engine has made no token for {silent_s:.0f} s"
+        return ""

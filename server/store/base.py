@@ -228,6 +228,10 @@ class Store(Protocol):
         """
         ...
 
+    async def turns(self, conversation: str) -> list[str]:
+        """Return the responses of a conversation that have not ended, in their order; the first one runs."""
+        ...
+
     async def finish(self, end: Finish) -> str | None:
         """Write the end of a response: snapshot, output, head, last events, log expiry, retention, all at once.
 

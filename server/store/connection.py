@@ -80,9 +80,7 @@ class BulkConnection(AbstractConnection):
         try:
             writer.write(packed)
             await writer.drain()
-            parser = hiredis.Reader(
-                protocolError=exceptions.InvalidResponse, replyError=self._parser.parse_error
-            )
+            parser = hiredis.Reader(protocolError=exceptions.InvalidResponse, replyError=self._parser.parse_error)
             replies: list[Any] = []
             while len(replies) < count:
                 received = await reader.read(READ_BYTES)

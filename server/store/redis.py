@@ -30,6 +30,7 @@ class RedisStore(ConversationStore, TurnStore, JournalStore):
     """
 
     def __init__(self, url: str, config: StoreConfig, limits: LimitsConfig) -> None:
+        self.url = url
         self._client = RedisClient(url, config)
         self._config = config
         self._limits = limits

@@ -57,6 +57,11 @@ class TurnStore:
         status, *answer = await self._client.run("start", response_id, epoch)
         return answer[0] if status == b"waiting" else _history(*answer)
 
+    async def turns(self, conversation: str) -> list[str]:
+        """Return the responses of a conversation that have not ended, in their order."""
+        queue = await self._client.command("LRANGE", self._client.key("queue", conversation), 0, -1)
+        return [response.decode() for response in queue]
+
     async def finish(self, end: Finish) -> str | None:
         """Write the end of a response; return the one whose turn has come by it and that has not been started."""
         events = [part for number, data in end.events for part in (number, data)]

@@ -37,7 +37,7 @@ TYPES = [
     "response.steer",
     "session.update",
 ]
-NEEDED = {
+NEEDED: dict[str, dict[str, Any]] = {
     "response.create": {"input": "hi"},
     "response.retrieve": {"response_id": "resp_1"},
     "conversation.retrieve": {"conversation": "conv_1"},
@@ -451,10 +451,10 @@ def test_cancel_with_and_without_an_id():
 
 def test_retrieve():
     """`starting_after` is a sequence number, or -1 for all."""
-    for number in (None, -1, 0, 10**9):
-        command = parse(type="response.retrieve", response_id="resp_1", starting_after=number)
+    for good in (None, -1, 0, 10**9):
+        command = parse(type="response.retrieve", response_id="resp_1", starting_after=good)
         assert isinstance(command, ResponseRetrieve)
-        assert command.starting_after == number
+        assert command.starting_after == good
     for number in (-2, 1.5, "3", True):
         error = refusal(json.dumps({"type": "response.retrieve", "response_id": "r", "starting_after": number}))
         assert error.param == "starting_after"
@@ -482,8 +482,8 @@ def test_conversation_update_replaces_metadata():
 @pytest.mark.parametrize("kind", ["conversation.list", "conversation.items.list"])
 def test_lists_are_paged(kind):
     """Pages hold 1 to 1,000 rows."""
-    for limit in (None, 1, 1000):
-        assert parse(type=kind, conversation="c", limit=limit).limit == limit
+    for good in (None, 1, 1000):
+        assert parse(type=kind, conversation="c", limit=good).limit == good
     for limit in (0, 1001, "5", 2.5):
         error = refusal(json.dumps({"type": kind, "conversation": "c", "limit": limit}))
         assert error.param == "limit"

@@ -1,0 +1,147 @@
+"""Responses that run on another gateway, followed through their journals: pub/sub wakes, the stream repairs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Final
+
+import orjson
+
+from protocol.events import DELTA_TYPE, Event
+from server.chat.hub import Channel
+from server.chat.reads import terminal_event
+from server.chat.runtime import Runtime
+from server.chat.turn import item_id_of
+from server.store.base import NotFoundError, StoredResponse, StoreUnavailableError
+
+logger = logging.getLogger(__name__)
+
+PAGE: Final = 500  # events read at once
+REPAIR_S: Final = 2.0  # the stream is looked at this often also when nothing wakes us
+ENDED: Final = frozenset({"completed", "incomplete", "failed"})
+TERMINAL_TYPES: Final = frozenset(f"response.{status}" for status in ENDED)
+
+
+def decode_event(number: int, data: bytes) -> Event:
+    """Return a journaled event as the hub keeps it; text deltas can be merged again."""
+    event = orjson.loads(data)
+    return Event(number, data, event["delta"] if event["type"] == DELTA_TYPE else None)
+
+
+class Follower:
+    """One response of another gateway: its events read into a channel of ours for as long as somebody listens."""
+
+    def __init__(self, stored: StoredResponse, runtime: Runtime) -> None:
+        self.response_id = stored.id
+        self.owner = stored.owner
+        self.channel = Channel(stored.id, item_id_of(stored.id), self._audience_changed)
+        self.is_cancelled = False
+        self._gateway = stored.gateway
+        self._runtime = runtime
+        self._last = -1
+        self._changed = asyncio.Event()
+        self._is_wanted = True
+
+    async def run(self) -> None:
+        """Follow to the terminal event, or until nobody listens any more."""
+        topic = f"wake:{self.response_id}"
+        await self._runtime.bus.subscribe(topic, self._wake)
+        try:
+            while self._is_wanted and not self.channel.is_closed:
+                await self._step()
+        finally:
+            await self._runtime.bus.unsubscribe(topic, self._wake)
+            self.channel.close()
+
+    async def catch_up(self) -> None:
+        """Read what the journal has now. Raises StoreUnavailableError."""
+        while events := await self._runtime.store.read_events(self.response_id, after=self._last, count=PAGE):
+            self._take([decode_event(number, data) for number, data in events])
+
+    def cancel(self) -> None:
+        """Ask the gateway that runs it to stop it; asked again until it has ended."""
+        self.is_cancelled = True
+        self._ask_owner()
+        self._changed.set()
+
+    async def _step(self) -> None:
+        """Tell the owner that we follow, read, and wait for more."""
+        self._changed.clear()
+        self._ask_owner()
+        try:
+            await self.catch_up()
+            if not self.channel.is_closed:
+                await _wait(self._changed, REPAIR_S)
+            if not self.channel.is_closed and not self._changed.is_set():
+                await self._check_record()
+        except StoreUnavailableError:
+            await asyncio.sleep(REPAIR_S)  # the stream is still there when Redis is back
+
+    async def _check_record(self) -> None:
+        """Nothing came for a while: has it ended without us, or changed hands?"""
+        try:
+            stored = await self._runtime.store.get_response(self.owner, self.response_id)
+        except NotFoundError:
+            self.channel.close()  # deleted meanwhile
+            return
+        self._gateway = stored.gateway
+        if stored.status in ENDED:
+            await self.catch_up()
+            if not self.channel.is_closed:  # its journal has expired
+                self._take([Event(stored.last_sequence_number, terminal_event(stored))])
+
+    def _take(self, events: list[Event]) -> None:
+        self._last = events[-1].sequence_number
+        self.channel.publish(events)
+        if events[-1].delta is None and orjson.loads(events[-1].data)["type"] in TERMINAL_TYPES:
+            self.channel.close()
+
+    def _ask_owner(self) -> None:
+        message = {"follow": self.response_id}
+        if self.is_cancelled:
+            message["cancel"] = self.response_id
+        self._runtime.bus.publish(f"gateway:{self._gateway}", message)
+
+    def _wake(self, _message: dict[str, Any]) -> None:
+        self._changed.set()
+
+    def _audience_changed(self, listeners: int) -> None:
+        self._is_wanted = listeners > 0
+        if not listeners:
+            self._changed.set()
+
+
+class Following:
+    """All followers of this gateway: one per response, however many clients listen."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._followers: dict[str, Follower] = {}
+
+    def get(self, response_id: str) -> Follower | None:
+        """Return the follower if one runs."""
+        follower = self._followers.get(response_id)
+        return None if follower is None or follower.channel.is_closed else follower
+
+    async def follow(self, stored: StoredResponse) -> Follower:
+        """Return a follower that has read what the journal has now. Raises StoreUnavailableError."""
+        follower = self.get(stored.id)
+        if follower is None:
+            follower = self._followers[stored.id] = Follower(stored, self._runtime)
+            await follower.catch_up()
+            task = self._runtime.spawn(follower.run(), f"follow {stored.id}")
+            task.add_done_callback(lambda _task, mine=follower: self._forget(mine))  # type: ignore[misc]
+        return follower
+
+    def _forget(self, follower: Follower) -> None:
+        if self._followers.get(follower.response_id) is follower:
+            del self._followers[follower.response_id]
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        pass  # look all the same
