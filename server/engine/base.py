@@ -63,11 +63,13 @@ class Prompt:
     token_ids: the tokens, where the engine knows them; empty for engines that take messages.
     token_count: length in tokens (an estimate where `token_ids` is empty).
     messages: what it was made from.
+    continuation: the beginning of the answer that `extend` has put behind it.
     """
 
     token_ids: Sequence[int]
     token_count: int
     messages: tuple[Message, ...] = ()
+    continuation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,13 @@ class Engine(Protocol):
         """Apply the chat template; text of messages can never become a control token.
 
         Long text is tokenised off the event loop. Raises PromptError where the template refuses, EngineDeadError.
+        """
+        ...
+
+    async def extend(self, prompt: Prompt, text: str) -> Prompt:
+        """Return the prompt followed by the beginning of its answer, so that generation goes on from there.
+
+        Raises EngineDeadError.
         """
         ...
 

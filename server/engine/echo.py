@@ -12,6 +12,7 @@ import re
 import zlib
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from protocol.items import Message
@@ -86,6 +87,12 @@ class EchoEngine:
         else:
             token_ids = _token_ids(messages)
         return Prompt(token_ids, len(token_ids), tuple(messages))
+
+    async def extend(self, prompt: Prompt, text: str) -> Prompt:
+        """Add the words said already; `generate` goes on behind them."""
+        self._check_open()
+        token_ids = [*prompt.token_ids, *_token_ids((Message("assistant", text),))]
+        return replace(prompt, token_ids=token_ids, token_count=len(token_ids), continuation=text)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
         """Yield the last user message of the prompt."""
@@ -179,8 +186,12 @@ def _answer(prompt: Prompt, sampling: Sampling) -> Iterator[str]:
     text = next((message.content for message in reversed(prompt.messages) if message.role == "user"), "")
     words = _WORD.findall(text)
     said = 0
+    skipped = len(prompt.continuation)  # characters of the answer that were said before
     while words:
-        yield from words
+        for word in words:
+            if skipped < len(word):
+                yield word[skipped:]
+            skipped = max(0, skipped - len(word))
         said += len(words)
         if not sampling.ignore_eos and said >= (sampling.min_tokens or 0):
             return

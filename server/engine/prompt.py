@@ -16,6 +16,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from protocol.errors import excerpt
@@ -80,6 +81,13 @@ class PromptRenderer:
         for part in parts:
             token_ids += [part] if isinstance(part, int) else known[part]
         return Prompt(token_ids, len(token_ids), tuple(messages))
+
+    async def extend(self, prompt: Prompt, text: str) -> Prompt:
+        """Return the prompt with the beginning of its answer; that is text too, and holds no control token."""
+        encode = self._encoder.encode
+        more = await asyncio.to_thread(encode, text) if len(text) > INLINE_CHARS else encode(text)
+        token_ids = [*prompt.token_ids, *more]
+        return replace(prompt, token_ids=token_ids, token_count=len(token_ids), continuation=text)
 
     def _encode_all(self, texts: Iterable[str]) -> dict[str, list[int]]:
         return {text: self._encoder.encode(text) for text in texts}

@@ -4,7 +4,7 @@ What vLLM 0.32 does, as read in its source, and what follows from it:
 
 - Building `AsyncLLM` blocks for most of a minute, so it is built in a thread. Built outside a running loop, it starts
   its output handler with the first request, in that request's loop. Its sockets (zmq.asyncio) work under uvloop.
-- It installs no signal handlers in our process. EngineCore does in its own: see `core_process`.
+- It installs no signal handlers here. EngineCore does in its own process: see `core_process`.
 - Closing `generate()` takes the request out of the output processor before its first await: `unfinished` falls at once.
 - When EngineCore dies, running requests get its `EngineDeadError`, but stay in the output processor for ever.
 - A bare list of token ids goes through its tokenizer's thread; `tokens_input` is taken as it is.
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
-# How long EngineCore may take to end by itself before it is killed, in seconds. It has nothing to save; vLLM's own
-# workers often need 5 s for nothing.
-SHUTDOWN_GRACE_S: Final = 1.0
+# How long EngineCore may take to end by itself before it is killed, in seconds; 1 to 2 are usual. Killed, it leaves
+# its shared memory to multiprocessing's resource tracker, which removes it only when our process ends.
+SHUTDOWN_GRACE_S: Final = 8.0
 _KILLED_S: Final = 10.0
 
 _FINISH_REASONS: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
@@ -102,6 +102,9 @@ class VllmEngine:
             start.cancel()
             await asyncio.shield(self._abandon(loading))
             raise
+        except EngineStartError:
+            await self.wait_closed()
+            raise
 
     async def _abandon(self, loading: asyncio.Future[None]) -> None:
         with contextlib.suppress(EngineStartError):
@@ -124,25 +127,38 @@ class VllmEngine:
             arguments = engine_arguments(self._source, self._settings, cpu=current_platform.is_cpu())
             config = AsyncEngineArgs(**arguments).create_engine_config()
             with start.engine_process(EngineCoreProc, "run_engine_core"):
-                self._llm = llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+                # Kept nowhere else, a local of this frame would outlive `wait_closed`.
+                self._llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
             start.step("preparing the chat template")
-            self._renderer = PromptRenderer(llm.get_tokenizer())
+            self._take_over(self._llm)
         except EngineStartError:
             self.close()
             raise
         except Exception as error:
             self.close()
             raise start.failure(self._source, error) from error
+        start.step("ready")
+
+    def _take_over(self, llm: AsyncLLM) -> None:
         self._defaults = llm.model_config.get_diff_sampling_param()
         self.context_length = llm.model_config.max_model_len
         self.max_concurrency = llm.scheduler_config.max_num_seqs
-        start.step("ready")
+        self._renderer = PromptRenderer(llm.get_tokenizer())  # last: from here on the engine answers
 
     async def render(self, messages: Sequence[Message]) -> Prompt:
         """Apply the model's chat template."""
+        renderer = self._renderer
         self._alive()
-        assert self._renderer is not None  # noqa: S101 - set with _llm
-        return await self._renderer.render(messages)
+        assert renderer is not None
+        return await renderer.render(messages)
+
+    async def extend(self, prompt: Prompt, text: str) -> Prompt:
+        """Add the beginning of the answer."""
+        renderer = self._renderer
+        self._alive()
+        if renderer is None:
+            raise EngineDeadError(f"engine {self.name} is still starting")
+        return await renderer.extend(prompt, text)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
         """Yield the answer's chunks as vLLM makes them."""
@@ -204,7 +220,7 @@ class VllmEngine:
                 await asyncio.wait(tasks, timeout=SHUTDOWN_GRACE_S)
 
     def _alive(self) -> AsyncLLM:
-        if self._llm is None or self._closer is not None:
+        if self._llm is None or self._renderer is None or self._closer is not None:
             raise EngineDeadError(f"engine {self.name} is not running")
         return self._llm
 
