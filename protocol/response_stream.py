@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Final, Literal
 
 import msgspec
 
-from protocol.codec import encode
+from protocol.codec import decode_object, encode
 from protocol.errors import IllegalTransitionError
 from protocol.events import Event, Usage, Waiting, delta_event, delta_template
 from protocol.items import MessageItem
@@ -75,6 +76,7 @@ class ResponseStream:
         self._taken: list[str] = []  # text that went out in deltas
         self._pending: list[str] = []  # text that did not yet
         self._has_item = False
+        self._has_part = False
         self._template = delta_template(head.item_id)
         self._error: dict[str, str] | None = None
         self._incomplete_reason: IncompleteReason | None = None
@@ -100,6 +102,29 @@ class ResponseStream:
     def last_sequence_number(self) -> int:
         """Number of the newest event made, -1 before the first."""
         return self._next_number - 1
+
+    @classmethod
+    def restore(cls, head: ResponseHead, events: Sequence[Event]) -> ResponseStream:
+        """Return the stream of a response whose journal holds these events, to go on where they end.
+
+        events: all of them from the first, none of them terminal; deltas with their text.
+        """
+        stream = cls(head)
+        for event in events:
+            stream._next_number = event.sequence_number + 1
+            if event.delta is not None:
+                stream._taken.append(event.delta)
+                continue
+            match decode_object(event.data)["type"]:
+                case "response.created":
+                    stream.state = State.QUEUED
+                case "response.in_progress":
+                    stream.state = State.RUNNING
+                case "response.output_item.added":
+                    stream._has_item = True
+                case "response.content_part.added":
+                    stream._has_part = True
+        return stream
 
     # What happens to a response, in the order it can happen
 
@@ -131,7 +156,7 @@ class ResponseStream:
         self._require(State.RUNNING)
         if not text:
             return
-        if not self._has_item:
+        if not self._has_part:
             self._open_item()
         # JSON cannot carry lone surrogates; an engine that makes one costs us a character, not the answer.
         self._pending.append(text if text.isascii() else _well_formed(text))
@@ -188,17 +213,21 @@ class ResponseStream:
         self.usage = usage
         self._flush_delta()
         # An answer of no text at all still has its item when the model ran to its end: clients read output[0].
-        if state is State.COMPLETED and not self._has_item and usage.output_tokens:
+        if self._has_item or (state is State.COMPLETED and usage.output_tokens):
             self._open_item()
         if self._has_item:
             self._close_item()
         self._emit(f"response.{state.value}", response=self.snapshot())
 
     def _open_item(self) -> None:
-        self._has_item = True
-        item = _wire_item(MessageItem(self.head.item_id, "assistant", "", "in_progress"), content=[])
-        self._emit("response.output_item.added", output_index=0, item=item)
-        self._emit_part("response.content_part.added", part=_text_part(""))
+        """Announce what is not announced yet: a takeover may find the item in the journal without its part."""
+        if not self._has_item:
+            self._has_item = True
+            item = _wire_item(MessageItem(self.head.item_id, "assistant", "", "in_progress"), content=[])
+            self._emit("response.output_item.added", output_index=0, item=item)
+        if not self._has_part:
+            self._has_part = True
+            self._emit_part("response.content_part.added", part=_text_part(""))
 
     def _close_item(self) -> None:
         text = self.text

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from protocol.commands import (
-    Command,
     ConversationCreate,
     ConversationItemsList,
     ConversationRef,
@@ -37,7 +37,7 @@ TYPES = [
     "response.steer",
     "session.update",
 ]
-NEEDED = {
+NEEDED: dict[str, dict[str, Any]] = {
     "response.create": {"input": "hi"},
     "response.retrieve": {"response_id": "resp_1"},
     "conversation.retrieve": {"conversation": "conv_1"},
@@ -47,8 +47,14 @@ NEEDED = {
 }
 
 
-def parse(**fields) -> Command:
+def parse(**fields) -> Any:
     return parse_command(json.dumps(fields))
+
+
+def parse_turn(frame: str) -> ResponseCreate:
+    command = parse_command(frame)
+    assert isinstance(command, ResponseCreate)
+    return command
 
 
 def create(**fields) -> ResponseCreate:
@@ -164,27 +170,27 @@ def test_type_null_and_unknown_types():
 def test_byte_order_mark_and_white_space_before_json():
     """A byte order mark and JSON's white space before the object are passed over; a plain turn loses the mark."""
     for frame in ('\ufeff{"input":"x"}', ' \r\n\t{"input":"x"} ', '\ufeff\n{"input":"x"}'):
-        assert parse_command(frame).messages == (Message("user", "x"),)
-    assert parse_command("\ufeffhello").messages == (Message("user", "hello"),)
+        assert parse_turn(frame).messages == (Message("user", "x"),)
+    assert parse_turn("\ufeffhello").messages == (Message("user", "hello"),)
 
 
 def test_deep_nesting_in_a_field_that_is_ignored():
     """What is nested as deep as the parser allows, and ignored, harms nothing."""
-    assert parse_command('{"input":"x","deep":' + "[" * 1000 + "]" * 1000 + "}").messages == (Message("user", "x"),)
+    assert parse_turn('{"input":"x","deep":' + "[" * 1000 + "]" * 1000 + "}").messages == (Message("user", "x"),)
 
 
 def test_a_mebibyte_of_text():
     """A string of 1 MiB comes through whole, as text and in JSON; as an id it is refused and not repeated."""
     text = "x" * 2**20
     assert create(input=text).messages == (Message("user", text),)
-    assert parse_command(text).messages == (Message("user", text),)
+    assert parse_turn(text).messages == (Message("user", text),)
     for error in (refusal(json.dumps({"type": text})), refusal(json.dumps({"input": "x", "conversation": text}))):
         assert len(error.message) < 600
 
 
 def test_the_last_of_duplicate_keys_counts():
     """JSON leaves it open; here the last one wins."""
-    assert parse_command('{"input":"a","input":"b"}').messages == (Message("user", "b"),)
+    assert parse_turn('{"input":"a","input":"b"}').messages == (Message("user", "b"),)
     assert refusal('{"type":"model.list","type":"x"}').param == "type"
 
 
@@ -451,10 +457,10 @@ def test_cancel_with_and_without_an_id():
 
 def test_retrieve():
     """`starting_after` is a sequence number, or -1 for all."""
-    for number in (None, -1, 0, 10**9):
-        command = parse(type="response.retrieve", response_id="resp_1", starting_after=number)
+    for good in (None, -1, 0, 10**9):
+        command = parse(type="response.retrieve", response_id="resp_1", starting_after=good)
         assert isinstance(command, ResponseRetrieve)
-        assert command.starting_after == number
+        assert command.starting_after == good
     for number in (-2, 1.5, "3", True):
         error = refusal(json.dumps({"type": "response.retrieve", "response_id": "r", "starting_after": number}))
         assert error.param == "starting_after"
@@ -482,8 +488,8 @@ def test_conversation_update_replaces_metadata():
 @pytest.mark.parametrize("kind", ["conversation.list", "conversation.items.list"])
 def test_lists_are_paged(kind):
     """Pages hold 1 to 1,000 rows."""
-    for limit in (None, 1, 1000):
-        assert parse(type=kind, conversation="c", limit=limit).limit == limit
+    for good in (None, 1, 1000):
+        assert parse(type=kind, conversation="c", limit=good).limit == good
     for limit in (0, 1001, "5", 2.5):
         error = refusal(json.dumps({"type": kind, "conversation": "c", "limit": limit}))
         assert error.param == "limit"
