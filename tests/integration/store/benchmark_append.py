@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import hiredis
 import uvloop
@@ -49,12 +50,14 @@ def ways(store: RedisStore, client: Redis) -> dict[str, Way]:
     async def script(batch: Batch) -> None:
         await client.execute_command("EVAL", SCRIPT, 0, *arguments(batch))
 
+    pack: Any = hiredis.pack_command  # annotated for tuples of one
+
     async def script_by_hiredis(batch: Batch) -> None:
-        packed = hiredis.pack_command(("EVAL", SCRIPT, "0", *arguments(batch)))
+        packed = pack(("EVAL", SCRIPT, "0", *arguments(batch)))
         await store._connection.exchange(packed, 1)
 
     async def commands_by_hiredis(batch: Batch) -> None:
-        packed = [hiredis.pack_command(("XADD", *arguments([e])[:2], "e", e.data)) for e in batch]
+        packed = [pack(("XADD", *arguments([e])[:2], "e", e.data)) for e in batch]
         await store._connection.exchange(b"".join(packed), len(batch))
 
     return {
