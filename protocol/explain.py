@@ -7,6 +7,7 @@ not tell which key of an object is at fault.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import islice
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, NamedTuple, Union, get_args, get_origin
@@ -69,11 +70,16 @@ def _children(place: _Place) -> Iterator[_Place]:
 
 
 def _fields(place: _Place, kind: type[msgspec.Struct]) -> Iterator[_Place]:
-    for field in msgspec.structs.fields(kind):
+    for field in _fields_of(kind):
         value = place.value.get(field.name, _MISSING)
         if value is not _MISSING or field.required:
             path = f"{place.param}.{field.name}" if place.param else field.name
             yield _Place(path, path, field.type, value)
+
+
+@cache  # resolving annotations takes a millisecond, and bad frames may come fast; there are a dozen kinds
+def _fields_of(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    return msgspec.structs.fields(kind)
 
 
 def _entries(place: _Place, key_kind: Any, value_kind: Any) -> Iterator[_Place]:

@@ -22,6 +22,8 @@ import re
 import signal
 import sys
 import threading
+import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -33,8 +35,11 @@ ENVIRONMENT: Final = {
     # fork would copy our event loop, locks and sockets in mid-use; vLLM's own CPU backend and any process that
     # has touched CUDA spawn anyway.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    # Seconds until a worker that was asked to end gets SIGTERM. What takes it longer is Python's tear-down only.
+    "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",
 }
 
+ORPHAN_GRACE_S: Final = 5.0  # for EngineCore to end by itself when its parent is gone; it needs 1 to 2 s
 KEPT_LINES: Final = 400  # of the engine's output, to find a start's failure in; a traceback has about 60
 _PID_MARK: Final = "tokenwire-engine-core "
 _READ_BYTES: Final = 65536  # a pipe's capacity on Linux
@@ -66,23 +71,39 @@ class CoreEntry:
         self._module, self._name = run.__module__, run.__qualname__
         self._output = output
 
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Take the three measures of the module's text, then be EngineCore."""
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take measures 1 and 3: here, as unpickling the arguments next imports vLLM and prints already."""
+        self.__dict__.update(state)
         os.setpgid(0, 0)  # workers are started later and inherit the group
-        threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
-        sys.stdout.flush()
         for descriptor in (1, 2):
             os.dup2(self._output.fileno(), descriptor)
         self._output.close()
-        print(f"{_PID_MARK}{os.getpid()}", flush=True)  # noqa: T201 - the first line tells our parent whom to kill
+        os.write(1, f"{_PID_MARK}{os.getpid()}\n".encode())  # first of all, tells our parent whom to kill
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Take measure 2, then be EngineCore."""
+        threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
         run = operator.attrgetter(self._name)(importlib.import_module(self._module))
-        run(*args, **kwargs)
+        code = 1
+        try:
+            run(*args, **kwargs)
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 0
+        except BaseException:  # noqa: BLE001 - the last line of this process: nobody above could take it
+            traceback.print_exc()
+        finally:
+            # vLLM has given back all it held by now. Python's own tear-down of its modules burns another 6 s.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
 
 
 def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()  # returns when the parent's end of the pipe closes, however it died
+        os.kill(os.getpid(), signal.SIGTERM)  # lets vLLM remove its shared memory, which outlives processes
+        time.sleep(ORPHAN_GRACE_S)
         os.killpg(0, signal.SIGKILL)
 
 

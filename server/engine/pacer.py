@@ -11,6 +11,7 @@ from server.engine.base import EngineDeadError
 
 # Waiters are woken together at multiples of this: one timer serves all that are due. 10 ms is below what a reader sees.
 TICK_S: Final = 0.01
+_ROUNDING: Final = 1e-4  # of a tick: sums of floating-point numbers miss a whole tick by less
 
 
 class Clock(Protocol):
@@ -52,7 +53,7 @@ class Pacer:
         if when <= clock.time():
             await asyncio.sleep(0)
         elif not self._closed:
-            tick = math.ceil(when / TICK_S)
+            tick = math.ceil(when / TICK_S - _ROUNDING)
             if tick not in self._waiting:
                 self._waiting[tick] = []
                 clock.call_at(tick * TICK_S, self._wake, tick)

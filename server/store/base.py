@@ -165,38 +165,30 @@ class Store(Protocol):
     # Life
     async def connect(self) -> None:
         """Check that the server answers and is usable; log a warning for an eviction policy other than noeviction."""
-        ...
 
     async def close(self) -> None:
         """Close every connection; idempotent."""
-        ...
 
     async def ping(self) -> None:
         """Return quickly if Redis answers and accepts writes; bounded in time."""
-        ...
 
     # Conversations
     async def create_conversation(
         self, conversation: Conversation, items: Sequence[MessageItem], command_id: str | None
     ) -> Conversation:
         """Make it with its first items; the same owner and command_id again return the first one's."""
-        ...
 
     async def get_conversation(self, owner: str, conversation: str) -> Conversation:
         """Return one; raises NotFoundError."""
-        ...
 
     async def update_conversation(self, owner: str, conversation: str, metadata: dict[str, str]) -> Conversation:
         """Replace the metadata; raises NotFoundError."""
-        ...
 
     async def delete_conversation(self, owner: str, conversation: str) -> None:
         """Delete it with its responses and journals; raises NotFoundError when it is not there."""
-        ...
 
     async def list_conversations(self, owner: str, *, after: str | None, limit: int) -> tuple[list[Conversation], bool]:
         """Return at most `limit`, most recently used first, after the one named, and whether more follow."""
-        ...
 
     async def list_items(
         self, owner: str, conversation: str, *, after: str | None, limit: int
@@ -206,19 +198,16 @@ class Store(Protocol):
         The input of running and waiting turns comes last: an acknowledged turn is always listed. Nothing follows an
         `after` that is not on the shown branch.
         """
-        ...
 
     # Turns
     async def history(self, owner: str, *, conversation: str | None, previous: str | None) -> History:
         """Return what a turn begun now would follow (conversation's head, or the chain that ends with `previous`)."""
-        ...
 
     async def begin(self, turn: NewTurn) -> Begun:
         """Acknowledge a turn: from now on it is in the conversation, exactly once, waiting for its time.
 
         Raises NotFoundError, NotInConversationError, ResponseRunningError, TurnQueueFullError.
         """
-        ...
 
     async def start(self, response_id: str, epoch: int) -> History | int:
         """Claim the turn's time: return what it follows, or its position (> 0) while others are before it.
@@ -226,7 +215,6 @@ class Store(Protocol):
         Repeating it returns the same history, also after a takeover. Raises NotFoundError; FencedError also when the
         response has ended (it was cancelled while it waited).
         """
-        ...
 
     async def turns(self, conversation: str) -> list[str]:
         """Return the responses of a conversation that have not ended, in their order; the first one runs."""
@@ -239,15 +227,12 @@ class Store(Protocol):
         first end wins: another one changes nothing. A turn cancelled while it waits keeps its place in the order. An
         end of what was deleted meanwhile is dropped. Raises FencedError.
         """
-        ...
 
     async def get_response(self, owner: str, response_id: str) -> StoredResponse:
         """Return one; raises NotFoundError."""
-        ...
 
     async def find_command(self, owner: str, command_id: str) -> str | None:
         """Return the response id that this command id made, or None."""
-        ...
 
     # Journal
     async def append(self, entries: Sequence[JournalEntry]) -> frozenset[str]:
@@ -256,20 +241,16 @@ class Store(Protocol):
 
         Repeating entries that are there already is harmless.
         """
-        ...
 
     async def read_events(self, response_id: str, *, after: int, count: int) -> list[tuple[int, bytes]]:
         """Return (sequence_number, event) after a sequence number (-1: from the start), oldest first; [] if expired."""
-        ...
 
     # Gateways
     async def heartbeat(self, gateway: str, ttl_s: float) -> None:
         """Say that a gateway lives; it counts as gone when it has not said so for `ttl_s`."""
-        ...
 
     async def orphans(self) -> list[str]:
         """Return responses not ended whose gateway's heartbeat is gone."""
-        ...
 
     async def claim(self, response_id: str, gateway: str) -> StoredResponse | None:
         """Take over an orphan: bump its epoch, set its gateway; None if it is no orphan any more.
@@ -277,4 +258,3 @@ class Store(Protocol):
         From then on the old epoch's events are refused. A gateway that holds the response already gets it again, with
         the same epoch: the reply to its claim was lost.
         """
-        ...

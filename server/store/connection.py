@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final
 
 import hiredis
@@ -19,9 +20,9 @@ from redis.backoff import ConstantBackoff, NoBackoff
 from server.config import StoreConfig
 from server.store.errors import masked
 
-# redis-py alone repeats every command 10 times. Two are enough to get past a connection that a restart has cut, and
-# the operation's deadline bounds them all. Our writes may be repeated: each is idempotent.
-RETRIES: Final = 2
+# redis-py alone repeats every command 10 times. Once is enough to get past a connection that a restart has cut, and
+# whoever wants to wait for Redis does so above. Our writes may be repeated: each is idempotent.
+RETRIES: Final = 1
 RETRY_PAUSE_S: Final = 0.05
 READ_BYTES: Final = 65_536  # replies to about 5,000 events
 
@@ -66,14 +67,15 @@ class BulkConnection(AbstractConnection):
     redis-py connects, signs in and selects the database; only the way of the bytes is ours.
     """
 
+    _connecting: asyncio.Task[None] | None = None
+
     async def exchange(self, packed: bytes, count: int) -> list[Any]:
         """Send commands and return their `count` replies; an error reply is an exception in the list.
 
         Anything that interrupts it (a fault, a cancellation, a deadline) drops the connection, so that no reply is
         ever taken for another's. Raises redis.exceptions.ConnectionError, OSError.
         """
-        if not self.is_connected:
-            await self.connect()  # type: ignore[no-untyped-call]  # so in redis-py
+        await self._connected()
         reader, writer = self._reader, self._writer
         if reader is None or writer is None:
             raise exceptions.ConnectionError("the connection was closed")
@@ -93,6 +95,31 @@ class BulkConnection(AbstractConnection):
             self.drop()
             raise
         return replies
+
+    async def _connected(self) -> None:
+        """Connect where need be, in a task of its own: redis-py's `wait_for` may swallow a cancellation.
+
+        A cancelled caller leaves the attempt alone; the next one waits for the same.
+        """
+        if self._connecting is None:
+            if self.is_connected:
+                return
+            attempt = self.connect()  # type: ignore[no-untyped-call]  # so in redis-py
+            self._connecting = asyncio.create_task(attempt, name="journal connects")
+            self._connecting.add_done_callback(self._end_attempt)
+        await asyncio.shield(self._connecting)
+
+    def _end_attempt(self, attempt: asyncio.Task[None]) -> None:
+        self._connecting = None
+        if not attempt.cancelled():
+            attempt.exception()  # whoever waited has it; it counts as seen
+
+    async def close(self) -> None:
+        """Stop connecting and close; idempotent."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait([self._connecting])
+        self.drop()
 
     def drop(self) -> None:
         """Close at once, without waiting; the next exchange connects anew."""

@@ -1,4 +1,18 @@
-"""Journals in Redis: events in as few bytes and instructions as possible, and out again."""
+"""Journals in Redis: events in as few bytes and instructions as possible, and out again.
+
+Microseconds of our CPU per event (160 bytes, each of another response, up to 200; uvloop, unix socket, Valkey 9, two
+busy cores, so only the ratios count; tests/integration/store/benchmark_append.py), in batches of:
+
+                                    1    10   100  1000
+    append                         58   7.6   3.0   2.1    hand-packed XADDs, replies counted by hiredis
+    XADDs packed by hiredis        34   6.6   2.9   3.6    without lock, deadline and check of the replies
+    one script packed by hiredis   38   6.9   2.1   1.5    the same
+    one script through redis-py   133    22   7.3   4.3
+    pipeline of redis-py          165    42    20    20
+
+XADDs stay: the script saves us up to a microsecond and costs Redis, which all gateways share, more than that (6-10
+microseconds of its CPU per event, XADDs 4-6); and one bad event would fail its whole batch.
+"""
 
 from __future__ import annotations
 

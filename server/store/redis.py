@@ -17,6 +17,7 @@ from server.store.turns import TurnStore
 logger = logging.getLogger(__name__)
 
 PING_TTL_S: Final = 60
+OLDEST: Final = "7"  # PEXPIRETIME and what scripts may do came with it
 
 
 class RedisStore(ConversationStore, TurnStore, JournalStore):
@@ -38,9 +39,9 @@ class RedisStore(ConversationStore, TurnStore, JournalStore):
         self._connection = bulk_connection(self._client.options)
 
     async def connect(self) -> None:
-        """Check that the server answers and takes writes; warn when it may evict.
+        """Check that the server answers, takes writes and is new enough; warn when it may evict.
 
-        Raises StoreUnavailableError with one line that says what to do.
+        Raises StoreUnavailableError, or StoreError for an old server, with one line that says what to do.
         """
         try:
             await self.ping()
@@ -48,33 +49,31 @@ class RedisStore(ConversationStore, TurnStore, JournalStore):
             raise StoreUnavailableError(
                 f"{error}. Start Redis, or correct `redis_url`; without one the server starts a private Valkey"
             ) from error
-        await self._check_eviction()
+        await self._check_server()
 
     async def close(self) -> None:
         """Close every connection; idempotent."""
         await self._client.close()
-        self._connection.drop()  # an append under way ends as unavailable
+        await self._connection.close()  # an append under way ends as unavailable
 
     async def ping(self) -> None:
         """Return if Redis answers and accepts writes, within `operation_timeout_s`."""
         await self._client.command("SET", f"{self._config.key_prefix}:ping", 1, "EX", PING_TTL_S)
 
-    async def _check_eviction(self) -> None:
+    async def _check_server(self) -> None:
         try:
-            answer = await self._client.command("INFO", "memory")
+            told = await self._client.command("INFO")
         except StoreUnavailableError:
             raise
         except StoreError:
             return  # hosted servers forbid INFO to some users: then it is theirs to know
-        policy = _eviction_policy(answer)
-        if policy not in {None, "noeviction"}:
+        version = str(told.get("redis_version", OLDEST))  # Valkey names the Redis it is compatible with
+        if int(version.partition(".")[0]) < int(OLDEST):
+            raise StoreError(f"Redis at {self._client.shown_url} is version {version}; {OLDEST} or newer is needed")
+        policy = told.get("maxmemory_policy", "noeviction")
+        if policy != "noeviction":
             logger.warning(
                 "Redis at %s has maxmemory-policy %s: when memory runs out it drops live conversations; set noeviction",
                 self._client.shown_url,
                 policy,
             )
-
-
-def _eviction_policy(memory: object) -> str | None:
-    """Return the policy that `INFO memory` names, as redis-py parses it."""
-    return str(memory["maxmemory_policy"]) if isinstance(memory, dict) and "maxmemory_policy" in memory else None

@@ -160,6 +160,10 @@ class Client:
         listed = await self.do("conversation.items.list", conversation=conversation)
         return [(item["role"], "".join(part["text"] for part in item["content"])) for item in listed["data"]]
 
+    def forget(self) -> None:
+        """Drop the events that were kept."""
+        self._kept.clear()
+
     async def no_more(self) -> None:
         """Assert that nothing more has come: what was asked now is answered first."""
         event = await self.do("model.list", stream_id="no-more")

@@ -191,7 +191,7 @@ async def test_no_server_at_all_is_one_clear_line(valkey, monkeypatch):
 
 async def test_the_server_on_path_serves_where_the_package_has_none(valkey, monkeypatch):
     """redis-server 7 from PATH starts with the same arguments."""
-    monkeypatch.setattr(embedded.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     url = await valkey.start()
     assert call(url, "PING")
 

@@ -55,7 +55,7 @@ async def all_works(store, scene) -> None:
 async def test_a_restart_in_the_middle_loses_nothing(own_server, frail, scene, number):
     """Down: clear errors. Back, scripts forgotten, connections dead: all works, all is there."""
     own_server.stop(number)
-    await all_fail(frail, scene, "cannot be reached")
+    await all_fail(frail, scene, "cannot be reached|did not answer")
     own_server.start()
     await all_works(frail, scene)
 
@@ -145,6 +145,20 @@ async def test_a_cancelled_caller_gets_its_cancellation(own_server, frail, scene
         with pytest.raises(asyncio.CancelledError):
             await task
     own_server.send(signal.SIGCONT)
+    await all_works(frail, scene)
+
+
+async def test_an_append_cancelled_while_it_connects_is_cancelled(own_server, frail, scene):
+    """At every step of a reconnection; the next append waits for the same attempt, or makes its own."""
+    for steps in range(40):
+        own_server.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        task = asyncio.create_task(frail.append([JournalEntry("r1", 1, 1, b"1")]))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        if not task.done():
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
     await all_works(frail, scene)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from protocol.commands import (
-    Command,
     ConversationCreate,
     ConversationItemsList,
     ConversationRef,
@@ -47,8 +47,14 @@ NEEDED: dict[str, dict[str, Any]] = {
 }
 
 
-def parse(**fields) -> Command:
+def parse(**fields) -> Any:
     return parse_command(json.dumps(fields))
+
+
+def parse_turn(frame: str) -> ResponseCreate:
+    command = parse_command(frame)
+    assert isinstance(command, ResponseCreate)
+    return command
 
 
 def create(**fields) -> ResponseCreate:
@@ -164,27 +170,27 @@ def test_type_null_and_unknown_types():
 def test_byte_order_mark_and_white_space_before_json():
     """A byte order mark and JSON's white space before the object are passed over; a plain turn loses the mark."""
     for frame in ('\ufeff{"input":"x"}', ' \r\n\t{"input":"x"} ', '\ufeff\n{"input":"x"}'):
-        assert parse_command(frame).messages == (Message("user", "x"),)
-    assert parse_command("\ufeffhello").messages == (Message("user", "hello"),)
+        assert parse_turn(frame).messages == (Message("user", "x"),)
+    assert parse_turn("\ufeffhello").messages == (Message("user", "hello"),)
 
 
 def test_deep_nesting_in_a_field_that_is_ignored():
     """What is nested as deep as the parser allows, and ignored, harms nothing."""
-    assert parse_command('{"input":"x","deep":' + "[" * 1000 + "]" * 1000 + "}").messages == (Message("user", "x"),)
+    assert parse_turn('{"input":"x","deep":' + "[" * 1000 + "]" * 1000 + "}").messages == (Message("user", "x"),)
 
 
 def test_a_mebibyte_of_text():
     """A string of 1 MiB comes through whole, as text and in JSON; as an id it is refused and not repeated."""
     text = "x" * 2**20
     assert create(input=text).messages == (Message("user", text),)
-    assert parse_command(text).messages == (Message("user", text),)
+    assert parse_turn(text).messages == (Message("user", text),)
     for error in (refusal(json.dumps({"type": text})), refusal(json.dumps({"input": "x", "conversation": text}))):
         assert len(error.message) < 600
 
 
 def test_the_last_of_duplicate_keys_counts():
     """JSON leaves it open; here the last one wins."""
-    assert parse_command('{"input":"a","input":"b"}').messages == (Message("user", "b"),)
+    assert parse_turn('{"input":"a","input":"b"}').messages == (Message("user", "b"),)
     assert refusal('{"type":"model.list","type":"x"}').param == "type"
 
 

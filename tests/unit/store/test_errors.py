@@ -116,4 +116,4 @@ def test_the_url_wins_over_our_settings():
     """Time-outs may be set in the URL; retries are few."""
     options = connection_options("redis://host?socket_timeout=9", StoreConfig(operation_timeout_s=2))
     assert (options["socket_timeout"], options["socket_connect_timeout"]) == (9, 2)
-    assert options["retry"].get_retries() == 2
+    assert options["retry"].get_retries() == 1
