@@ -27,7 +27,7 @@ def conversation_topic(conversation: str) -> str:
 class Runtime:
     """The gateway's store, journal and settings, and the writes that outlive a response's task."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 the composition root names them all
         self, config: Config, store: Store, journal: Journal, bus: Bus, metrics: Metrics, gateway_id: str
     ) -> None:
         self.config = config
