@@ -132,7 +132,7 @@ class CoreOutput:
         self._on_process = on_process
         self._on_loading = on_loading
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
-        self.starting = True
+        self.quiet = True  # while it starts and ends: then the caller says what matters
         self._thread = threading.Thread(target=self._read, name="vllm-output", daemon=True)
         self._thread.start()
 
@@ -158,7 +158,7 @@ class CoreOutput:
         if not line:
             return
         self._lines.append(line)
-        if not self.starting:
+        if not self.quiet:
             _log.warning("%s", line)
         elif share := _LOADING.search(line):
             self._on_loading(int(share[1]) / 100)

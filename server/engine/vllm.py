@@ -90,6 +90,11 @@ class VllmEngine:
         llm = self._llm
         return 0 if llm is None or self._closer or llm.errored else llm.get_num_unfinished_requests()
 
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """Ids of EngineCore processes; each leads a process group with its workers."""
+        return () if self._start is None else tuple(self._start.processes)
+
     async def start(self, progress: ProgressCallback) -> None:
         """Import vLLM, start its process, load the model."""
         check_source(self._source)
@@ -191,6 +196,8 @@ class VllmEngine:
             return
         if self._start is not None and self._llm is None:
             self._start.cancel()
+        if self._start is not None and self._start.output is not None:
+            self._start.output.quiet = True
         self._closer = threading.Thread(target=self._shut_down, name=f"vllm-close-{self.name}")
         if self._llm is not None:
             from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError  # noqa: PLC0415 - as above
@@ -218,6 +225,8 @@ class VllmEngine:
             tasks = [task for task in (llm.output_handler, llm.engine_core.resources.output_queue_task) if task]
             if tasks:
                 await asyncio.wait(tasks, timeout=SHUTDOWN_GRACE_S)
+            # The sockets are closed now. vLLM leaves their context, with two threads, to whenever it is collected.
+            await asyncio.to_thread(llm.engine_core.resources.ctx.destroy, linger=0)
 
     def _alive(self) -> AsyncLLM:
         if self._llm is None or self._renderer is None or self._closer is not None:

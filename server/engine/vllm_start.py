@@ -46,7 +46,7 @@ class Start:
         self._progress = progress
         self._verbose = prepare_environment()
         self._cancelled = threading.Event()
-        self._processes: list[int] = []
+        self.processes: list[int] = []
         self.output: CoreOutput | None = None
 
     def step(self, words: str) -> None:
@@ -62,7 +62,7 @@ class Start:
 
     def kill(self) -> None:
         """Kill the engine's processes, as far as they have shown up."""
-        for process in self._processes:
+        for process in self.processes:
             kill_group(process)
 
     @contextlib.contextmanager
@@ -84,7 +84,7 @@ class Start:
             finally:
                 setattr(owner, entry, staticmethod(original))
                 output.writer.close()  # ours was the last one here: the pipe now ends with the processes
-                output.starting = False
+                output.quiet = False
 
     def failure(self, source: str, error: Exception) -> EngineStartError:
         """Return the error to raise for what vLLM raised; waits for the processes' last words."""
@@ -95,7 +95,7 @@ class Start:
         return EngineStartError(explain(source, cause or f"{type(error).__name__}: {_gist(error)}"))
 
     def _started(self, process: int) -> None:
-        self._processes.append(process)
+        self.processes.append(process)
         if self._cancelled.is_set():
             kill_group(process)
 

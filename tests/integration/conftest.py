@@ -1,0 +1,58 @@
+"""What integration tests share: the default model, and one running vLLM for all of them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from server.engine.vllm import VllmEngine
+from server.models.library import resolve
+from tests.support.random_model import make_random_model
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported: nothing here asks a hub
+
+
+def say(*_: object) -> None:
+    """Take progress and say nothing."""
+
+
+@pytest.fixture(scope="session")
+def default_model_dir() -> str:
+    """The folder of the default chat model; made on first use, then cached."""
+    return resolve("smollm2-135m-instruct", progress=say)
+
+
+@pytest.fixture(scope="session")
+def random_model_dir() -> Iterator[Path]:
+    """The folder of a tiny model with random weights: real vLLM, senseless text."""
+    with tempfile.TemporaryDirectory(prefix="tokenwire-random-model-") as folder:
+        with pytest.MonkeyPatch.context() as patch:
+            # It runs its own file as a script, and beside that lies a server.py that is not our package.
+            patch.setenv("PYTHONSAFEPATH", "1")
+            model = make_random_model(Path(folder) / "model")
+        yield model
+
+
+async def start(engine: VllmEngine) -> VllmEngine:
+    """Start an engine in spite of `filterwarnings = error`: vLLM, torch and triton warn while they are imported."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        await engine.start(say)
+    return engine
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def vllm_engine(default_model_dir: str) -> AsyncIterator[VllmEngine]:
+    """The one engine of the run, with the default model. It lives in the session's event loop: tests that use it
+    are marked `asyncio(loop_scope="session")`.
+    """
+    engine = await start(VllmEngine("default", default_model_dir))
+    yield engine
+    engine.close()
+    await engine.wait_closed()
