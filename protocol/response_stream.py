@@ -269,6 +269,14 @@ class ResponseStream:
             raise IllegalTransitionError(f"{self!r} is not {state.value}")
 
 
+def in_progress_again(snapshot: dict[str, Any], sequence_number: int) -> bytes:
+    """Return `response.in_progress` for a silence that the journal cannot record, since it is what is silent.
+
+    sequence_number: of the newest event that clients have; numbers never go back.
+    """
+    return encode({"type": "response.in_progress", "sequence_number": sequence_number, "response": snapshot})
+
+
 def failed_event(  # noqa: PLR0917 the parts of one event, in the order they have on the wire
     head: ResponseHead, sequence_number: int, text: str, code: str, message: str, usage: Usage
 ) -> tuple[Event, dict[str, Any], tuple[MessageItem, ...]]:

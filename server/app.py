@@ -43,7 +43,8 @@ from server.store.redis import RedisStore
 
 logger = logging.getLogger(__name__)
 
-VALKEY_RESTARTS: Final = 5  # unexpected ends of our own Valkey before we give up
+VALKEY_RESTARTS: Final = 5  # unexpected ends of our own Valkey in a row before we give up
+VALKEY_STABLE_S: Final = 60.0  # one that lived this long begins a new row
 EXIT_FAILED: Final = 1
 
 
@@ -62,6 +63,7 @@ class App:
         self._metrics = Metrics()
         self._stop = asyncio.Event()
         self._exit_code = 0
+        self._connections: set[Connection] = set()
         self._chat: Chat | None = None
         self._takeover: Takeover | None = None
         self._pool = Pool({}, "", config.engine_stall_timeout_s)
@@ -80,12 +82,7 @@ class App:
         # 2. The models: sources are found before the port is taken, so that a typo costs nobody anything.
         self._pool = pool = await self._make_pool()
         # 3. What answers turns.
-        journal = Journal(
-            store,
-            metrics,
-            tick_s=config.store.tick_ms / 1000,
-            unavailable_timeout_s=config.store.unavailable_timeout_s,
-        )
+        journal = Journal(store, metrics, config.store)
         journal.start()
         stack.push_async_callback(journal.close)
         bus = Bus(store.url, config.store)
@@ -117,6 +114,8 @@ class App:
         await self._stop.wait()
         logger.info("draining", extra={"running": chat.running, "timeout_s": config.drain_timeout_s})
         listener.close()
+        for connection in tuple(self._connections):
+            runtime.spawn(connection.retire(), "retire a connection")
         await chat.drain(config.drain_timeout_s)
         beat.cancel()
         await asyncio.wait([beat])
@@ -152,10 +151,13 @@ class App:
 
     async def _keep_valkey(self, valkey: EmbeddedValkey) -> None:
         """Start our own Valkey again when it ends by itself."""
-        for attempt in range(VALKEY_RESTARTS):
+        ends = 0
+        while ends < VALKEY_RESTARTS:
+            began = time.monotonic()
             code = await valkey.wait()
+            ends = ends + 1 if time.monotonic() - began < VALKEY_STABLE_S else 1
             logger.error("the embedded Valkey ended; starting it again", extra={"code": code})
-            await asyncio.sleep(attempt)
+            await asyncio.sleep(ends - 1)
             try:
                 await valkey.start()
             except StoreError as error:
@@ -244,7 +246,12 @@ class App:
 
     async def _talk(self, websocket: ServerConnection, user: User) -> None:
         assert self._chat is not None
-        await Connection(websocket, user, self._chat, self._config, self._metrics).run()
+        connection = Connection(websocket, user, self._chat, self._config, self._metrics)
+        self._connections.add(connection)
+        try:
+            await connection.run()
+        finally:
+            self._connections.discard(connection)
 
     async def _chat_in_text(self, websocket: ServerConnection, user: User) -> None:
         assert self._chat is not None

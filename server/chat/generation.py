@@ -14,7 +14,7 @@ from protocol.commands import ResponseCreate
 from protocol.errors import ProtocolError
 from protocol.events import Event, Usage
 from protocol.items import Message, MessageItem
-from protocol.response_stream import ResponseStream, State, failed_event
+from protocol.response_stream import ResponseStream, State, failed_event, in_progress_again
 from server.access.admission import QueueFullError
 from server.chat.context import Context, fit
 from server.chat.errors import translate
@@ -29,6 +29,7 @@ from server.store.base import Begun, FencedError, Finish, History, NotFoundError
 logger = logging.getLogger(__name__)
 
 FIRST_EPOCH: Final = 1
+AWAY_REPEAT_S: Final = 5.0  # clients hear this often that the store is away
 MAX_ENGINES: Final = 3  # engines that may die under one response before it fails
 
 
@@ -83,6 +84,7 @@ class Generation:
         self._started_at: float | None = None
         self._first_token_at: float | None = None
         self._last_chunk_at = 0.0
+        self._away_told_at = float("-inf")
         limits = runtime.config.limits
         self._patience = Patience(
             self.stream,
@@ -134,6 +136,13 @@ class Generation:
         if events:
             self._publish(events)
         self._resolve_flush()
+
+    def store_is_away(self) -> None:
+        """Tell the clients that it goes on later: with the last number, since this is not in the journal."""
+        now = self._loop.time()
+        if self.channel.events and now - self._away_told_at >= AWAY_REPEAT_S:
+            self._away_told_at = now
+            self.channel.remark(in_progress_again(self.stream.snapshot(), self.channel.events[-1].sequence_number))
 
     def refuse(self, error: StoreError) -> None:
         self._refusal = error

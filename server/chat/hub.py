@@ -12,6 +12,10 @@ from protocol.events import Event, delta_template, merge_deltas
 class Subscriber(Protocol):
     """A connection, as the hub sees it."""
 
+    def send(self, frame: bytes) -> None:
+        """Send a frame that belongs to no subscription. Never blocks."""
+        ...
+
     def wake(self, subscription: Subscription) -> None:
         """Events wait in `subscription`; take and send them. Never blocks."""
         ...
@@ -37,6 +41,11 @@ class Channel:
         self.events.extend(events)
         for subscription in tuple(self._subscriptions):
             subscription.subscriber.wake(subscription)
+
+    def remark(self, frame: bytes) -> None:
+        """Send an event that is no part of the response's stream to whoever listens now."""
+        for subscription in tuple(self._subscriptions):
+            subscription.subscriber.send(with_stream_id(frame, subscription.stream_id))
 
     def close(self) -> None:
         """Say that no event follows; subscriptions still hand out what they have not yet."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from websockets.asyncio.server import ServerConnection
+from websockets.frames import CloseCode
 
 from protocol.commands import Command, ConversationCreate, ResponseCancel, ResponseCreate, parse_command
 from protocol.errors import ProtocolError
@@ -45,6 +46,13 @@ class Connection:
             for subscription in self._subscriptions:
                 subscription.close()
             await self._outbox.close()
+
+    async def retire(self) -> None:
+        """The server stops: let running turns end, say why, and close so that clients connect again (1012)."""
+        await self._lanes.idle()
+        text = "the server restarts; connect again, and go on with response.retrieve"
+        self.send(error_event(ProtocolError("websocket_connection_limit_reached", text, retry_after_ms=1000)))
+        await self._websocket.close(CloseCode.SERVICE_RESTART, "restart")
 
     # The chat layer's view
 

@@ -68,6 +68,11 @@ class Lanes:
         if not lane.is_busy:
             lane.task = asyncio.create_task(self._run(lane), name=f"lane {command.stream_id}")
 
+    async def idle(self) -> None:
+        """Return when no lane has anything to do."""
+        while tasks := [lane.task for lane in self if lane.task is not None]:
+            await asyncio.wait(tasks)
+
     async def close(self) -> None:
         """Drop what waits; running answers are not touched."""
         tasks = [lane.task for lane in self if lane.task is not None]

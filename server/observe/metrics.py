@@ -127,6 +127,7 @@ class Metrics:
     def _make_store_metrics(self) -> None:
         self._flush = self._histogram("journal_flush_seconds", "One journal write, acknowledged.", _FLUSH_BUCKETS)
         self._events = self._counter("journal_events_total", "Events written to journals.")
+        self._tick = self._gauge("journal_tick_seconds", "Time between journal writes; stretched under load.")
         self._store_up = self._gauge("store_up", "1 while Redis answers.")
 
     def for_model(self, name: str) -> ModelMetrics:
@@ -152,6 +153,10 @@ class Metrics:
         """Count one write of `events` events that Redis acknowledged after `seconds`."""
         self._flush.observe(seconds)
         self._events.inc(events)
+
+    def journal_tick(self, seconds: float) -> None:
+        """Say how long the journal's tick is now."""
+        self._tick.set(seconds)
 
     def store_up(self, *, up: bool) -> None:
         """Say whether Redis answers."""

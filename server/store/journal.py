@@ -1,8 +1,8 @@
 """The write-ahead tick: first Redis, then clients.
 
 All running responses share one loop. Each tick it takes what every dirty source has, writes it in one round trip, and
-only then tells the sources, which publish the very same bytes. One batch is in flight at a time, so a slow Redis
-stretches the tick and the sources' text gathers into fewer, longer deltas.
+only then tells the sources, which publish the very same bytes. One batch is in flight at a time. A flush that takes
+longer than its share stretches the next tick, so under load the sources' text gathers into fewer, longer deltas.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from protocol.events import Event
+from server.config import StoreConfig
 from server.observe.metrics import Metrics
 from server.store.base import FencedError, JournalEntry, Store, StoreError, StoreUnavailableError
 
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_FIRST_S = 0.05  # back-off while Redis is away: doubled up to
 RETRY_MAX_S = 1.0
+FLUSH_SHARE = 0.5  # of the time that flushing may take before ticks stretch
 
 
 class Source(Protocol):
@@ -38,22 +40,22 @@ class Source(Protocol):
         """Redis holds these events: publish them."""
         ...
 
+    def store_is_away(self) -> None:
+        """The events wait for Redis, and will for some time: tell the clients."""
+        ...
+
     def refuse(self, error: StoreError) -> None:
         """The events could not be stored: FencedError or StoreUnavailableError. Stop."""
         ...
 
 
 class Journal:
-    """Flush the events of all running responses, tick by tick.
+    """Flush the events of all running responses, tick by tick, as `config` says."""
 
-    tick_s: time between flushes. unavailable_timeout_s: how long a batch waits for Redis before its responses fail.
-    """
-
-    def __init__(self, store: Store, metrics: Metrics, *, tick_s: float, unavailable_timeout_s: float) -> None:
+    def __init__(self, store: Store, metrics: Metrics, config: StoreConfig) -> None:
         self._store = store
         self._metrics = metrics
-        self._tick_s = tick_s
-        self._unavailable_timeout_s = unavailable_timeout_s
+        self._config = config
         self._dirty: dict[Source, None] = {}
         self._has_work = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -99,8 +101,15 @@ class Journal:
             await self._wait_until(next_tick)
             self._has_work.clear()
             self._hurry.clear()
-            next_tick = loop.time() + self._tick_s
+            started = loop.time()
             await self._flush()
+            next_tick = started + self._tick_s(loop.time() - started)
+
+    def _tick_s(self, flush_s: float) -> float:
+        """Return the time from one flush to the next, given how long the last one took."""
+        tick_s = min(max(self._config.tick_ms / 1000, flush_s / FLUSH_SHARE), self._config.max_tick_ms / 1000)
+        self._metrics.journal_tick(tick_s)
+        return tick_s
 
     async def _wait_until(self, deadline: float) -> None:
         """Return at the deadline (a loop time), or sooner when something is urgent."""
@@ -120,20 +129,26 @@ class Journal:
             self._landed.set()
 
     async def _write(self, batches: list[tuple[Source, list[Event]]]) -> None:
+        """Store the batch and settle each source; what need not wait for Redis does not."""
+        stored = [(source, events) for source, events in batches if source.is_stored]
+        self._settle([batch for batch in batches if not batch[0].is_stored], _no_error)
+        if not self._config.write_ahead:
+            self._settle(stored, _no_error)
         entries = [
             JournalEntry(source.response_id, source.epoch, event.sequence_number, event.data)
-            for source, events in batches
-            if source.is_stored
+            for source, events in stored
             for event in events
         ]
         try:
             refused = await self._append(entries) if entries else frozenset()
         except StoreUnavailableError as unavailable:
             error = unavailable  # bound again: the except clause unbinds its own name
-            self._settle(batches, lambda source: error if source.is_stored else None)
-        else:
-            fenced = FencedError("another gateway has taken this response over")
-            self._settle(batches, lambda source: fenced if source.response_id in refused else None)
+            self._settle(stored, lambda _source: error)
+            return
+        fenced = FencedError("another gateway has taken this response over")
+        if not self._config.write_ahead:
+            stored = [(source, events) for source, events in stored if source.response_id in refused]
+        self._settle(stored, lambda source: fenced if source.response_id in refused else None)
 
     async def _append(self, entries: list[JournalEntry]) -> frozenset[str]:
         """Write the batch, again and again until Redis takes it or the time is up."""
@@ -144,8 +159,10 @@ class Journal:
             try:
                 refused = await self._store.append(entries)
             except StoreUnavailableError:
-                if loop.time() + delay - started > self._unavailable_timeout_s:
+                if loop.time() + delay - started > self._config.unavailable_timeout_s:
                     raise
+                for source in self._in_flight:
+                    source.store_is_away()
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, RETRY_MAX_S)
             else:
@@ -161,3 +178,7 @@ class Journal:
                 source.acknowledge(events)
             else:
                 source.refuse(error)
+
+
+def _no_error(_source: Source) -> None:
+    return None
