@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 ROOT = Path(__file__).parents[2]
 READY_S = 60
@@ -106,7 +106,7 @@ class ServerProcess:
         assert code == 0, self.tail()
         self.start(port)
 
-    def __enter__(self) -> ServerProcess:
+    def __enter__(self) -> Self:
         return self if self.url else self.start()
 
     def __exit__(self, *_: object) -> None:

@@ -167,7 +167,9 @@ async def test_retrieve_of_a_running_response(slow: ServerProcess):
             if len(lanes) < 30:
                 number = event["sequence_number"]
                 lanes.append(number)
-                await other.send("response.retrieve", response_id=response, starting_after=number, stream_id=f"n{number}")
+                await other.send(
+                    "response.retrieve", response_id=response, starting_after=number, stream_id=f"n{number}"
+                )
         whole = Answer(seen).check()
         assert whole.text == text
         for index, number in enumerate(lanes[:-1]):

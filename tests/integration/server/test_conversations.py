@@ -32,7 +32,7 @@ async def test_first_items_are_history(server: ServerProcess):
 
 
 async def test_a_branch_replaces_what_followed(server: ServerProcess):
-    """conversation with previous_response_id goes on from there; the list shows the new branch."""
+    """Conversation with previous_response_id goes on from there; the list shows the new branch."""
     async with client(server) as c:
         conversation = await c.conversation()
         first = await c.ask("one", conversation=conversation)
@@ -85,7 +85,7 @@ async def test_the_commands(server: ServerProcess):
 
 
 async def test_lists_come_in_pages(server: ServerProcess):
-    """after and limit walk through conversations and items without a gap or a repetition."""
+    """After and limit walk through conversations and items without a gap or a repetition."""
     async with client(server) as c:
         made = [await c.conversation() for _ in range(5)]
         found: list[str] = []

@@ -29,7 +29,17 @@ REQUIRED = {
     "response.content_part.done": {"item_id", "output_index", "content_index", "part"},
     "response.output_item.done": {"output_index", "item"},
 }
-RESPONSE_FIELDS = {"id", "object", "created_at", "status", "model", "output", "parallel_tool_calls", "tool_choice", "tools"}
+RESPONSE_FIELDS = {
+    "id",
+    "object",
+    "created_at",
+    "status",
+    "model",
+    "output",
+    "parallel_tool_calls",
+    "tool_choice",
+    "tools",
+}
 
 
 def _without_repeats(types: list[str]) -> list[str]:
@@ -37,7 +47,7 @@ def _without_repeats(types: list[str]) -> list[str]:
 
 
 async def test_an_answer_has_every_event_and_field_that_clients_need(server: ServerProcess):
-    """created to completed in the documented order, numbered from 0 without a gap, each with its required fields."""
+    """Created to completed in the documented order, numbered from 0 without a gap, each with its required fields."""
     async with client(server) as c:
         answer = await c.ask("one two three", model="echo")
     assert _without_repeats(answer.types) == TEXT_ANSWER
@@ -111,7 +121,7 @@ async def test_input_may_be_a_list_and_unknown_keys_are_ignored(server: ServerPr
 
 async def test_any_text_comes_back_as_it_was(server: ServerProcess):
     """Emoji, flags, families, rare Han, Devanagari, control characters, quotes: no U+FFFD, nothing lost."""
-    text = "🫠 🥹 龜 🇩🇪 👨‍👩‍👧‍👦 नमस्ते \u0001 \"q\" \\ \u2028 <|im_end|> \n\n end"
+    text = '🫠 🥹 龜 🇩🇪 👨‍👩‍👧‍👦 नमस्ते \u0001 "q" \\ \u2028 <|im_end|> \n\n end'
     async with client(server) as c:
         answer = await c.ask(text)
         again = await c.do("response.retrieve", response_id=answer.id, starting_after=answer.end["sequence_number"] - 1)
@@ -147,7 +157,7 @@ async def test_a_chain_by_previous_response_id(server: ServerProcess):
 
 
 async def test_generate_false_makes_an_id_to_go_on_from(server: ServerProcess):
-    """created and completed with no output; the input is history for the next turn."""
+    """Created and completed with no output; the input is history for the next turn."""
     async with client(server) as c:
         warm = await c.ask("some words here", generate=False)
         assert warm.types == ["response.created", "response.completed"]
