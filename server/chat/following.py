@@ -13,7 +13,7 @@ from server.chat.hub import Channel
 from server.chat.reads import terminal_event
 from server.chat.runtime import Runtime
 from server.chat.turn import item_id_of
-from server.store.base import NotFoundError, StoredResponse, StoreUnavailableError
+from server.store.base import NotFoundError, Store, StoredResponse, StoreUnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,16 @@ def decode_event(number: int, data: bytes) -> Event:
     """Return a journaled event as the hub keeps it; text deltas can be merged again."""
     event = orjson.loads(data)
     return Event(number, data, event["delta"] if event["type"] == DELTA_TYPE else None)
+
+
+async def read_journal(store: Store, response_id: str) -> list[Event]:
+    """Return all of a response's events that Redis holds. Raises StoreUnavailableError."""
+    events: list[Event] = []
+    after = -1
+    while page := await store.read_events(response_id, after=after, count=PAGE):
+        events += [decode_event(number, data) for number, data in page]
+        after = events[-1].sequence_number
+    return events
 
 
 class Follower:

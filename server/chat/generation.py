@@ -18,6 +18,7 @@ from protocol.response_stream import ResponseStream, State, failed_event
 from server.access.admission import QueueFullError
 from server.chat.context import Context, fit
 from server.chat.errors import translate
+from server.chat.following import read_journal
 from server.chat.hub import Channel
 from server.chat.patience import Patience
 from server.chat.runtime import Runtime
@@ -437,20 +438,28 @@ class Generation:
     def _deleted_event(self) -> Event:
         return self._failed("conversation_not_found", "the conversation was deleted")[0]
 
-    def _failed(self, code: str, message: str) -> tuple[Event, dict[str, Any], tuple[MessageItem, ...]]:
-        """Return an end that fits what clients have seen: events on their way to the store were lost."""
+    def _failed(
+        self, code: str, message: str, events: list[Event] | None = None
+    ) -> tuple[Event, dict[str, Any], tuple[MessageItem, ...]]:
+        """Return an end that fits the events (None: those that clients have seen): what was on its way is lost."""
         self.error = message
         number = self.stream.last_sequence_number + 1
-        text = "".join(event.delta or "" for event in self.channel.events)
+        text = "".join(event.delta or "" for event in (self.channel.events if events is None else events))
         return failed_event(self.turn.head, number, text, code, message, self._usage)
 
     def _end_without_store(self) -> None:
         """Redis was away too long: tell the clients, keep what Redis holds, and write the end when it is back."""
-        event, snapshot, output = self._failed("store_unavailable", "the store did not answer in time")
+        fault = ("store_unavailable", "the store did not answer in time")
         if self.is_stored:
-            end = self._end_record(snapshot, output, State.FAILED, [event])
-            self._runtime.finish_later(end, self.conversation)
-        self._close([event])
+            self._runtime.when_store_is_back(lambda: self._end_late(*fault), self.response_id)
+        self._close([self._failed(*fault)[0]])
+
+    async def _end_late(self, code: str, message: str) -> None:
+        """Write the end with the text that Redis has: it may have taken events whose reply was lost."""
+        events = await read_journal(self._runtime.store, self.response_id)
+        event, snapshot, output = self._failed(code, message, events)
+        end = self._end_record(snapshot, output, State.FAILED, [event])
+        await self._runtime.finish(end, self.conversation, timeout_s=0)
 
     def _close(self, events: list[Event]) -> None:
         """Publish the last events and let everybody go."""
