@@ -71,13 +71,14 @@ class Channel:
 class Subscription:
     """A cursor into one channel's events: a slow client costs a number, not a queue."""
 
-    __slots__ = ("channel", "cursor", "stream_id", "subscriber")
+    __slots__ = ("channel", "cursor", "is_closed", "stream_id", "subscriber")
 
     def __init__(self, channel: Channel, subscriber: Subscriber, *, cursor: int, stream_id: str | None) -> None:
         self.channel = channel
         self.subscriber = subscriber
         self.cursor = cursor
         self.stream_id = stream_id
+        self.is_closed = False
 
     def take(self) -> Iterator[bytes]:
         """Yield the frames since the last call; text deltas that gathered are one frame."""
@@ -86,12 +87,13 @@ class Subscription:
 
     def take_events(self) -> list[Event]:
         """Return the events since the last call, unmerged."""
-        events = self.channel.events[self.cursor :]
+        events = [] if self.is_closed else self.channel.events[self.cursor :]
         self.cursor += len(events)
         return events
 
     def close(self) -> None:
         """Want no more events; idempotent."""
+        self.is_closed = True
         self.channel.discard(self)
 
 

@@ -7,6 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, Final
 
 from protocol.codec import with_stream_id
@@ -328,9 +329,8 @@ class Chat:
     async def subscribe(self, client: Client, command: ConversationSubscribe) -> None:
         """Send the conversation as it is, then everything that happens in it."""
         await self._feeds.leave(client, command.conversation)  # a second subscription replaces the first
-        member, snapshot = await self._feeds.join(client, client.user.id, command.conversation, command.stream_id)
-        client.send(answer("conversation.subscribed", command, **snapshot))
-        member.begin()
+        subscribed = partial(answer, "conversation.subscribed", command)
+        await self._feeds.join(client, client.user.id, command.conversation, command.stream_id, subscribed)
 
     async def unsubscribe(self, client: Client, command: ConversationUnsubscribe) -> None:
         await self._feeds.leave(client, command.conversation)
