@@ -403,7 +403,8 @@ class Generation:
             self._end_without_store()
         except FencedError:
             # Somebody else goes on with this response; or it was deleted, and then nobody else tells its end.
-            self._close([self._deleted_event()] if await self._is_deleted() else [])
+            is_deleted = await self._is_deleted()
+            self._close([self._deleted_event()] if is_deleted else [], is_elsewhere=not is_deleted)
         else:
             self._close(events)
 
@@ -461,10 +462,16 @@ class Generation:
         end = self._end_record(snapshot, output, State.FAILED, [event])
         await self._runtime.finish(end, self.conversation, timeout_s=0)
 
-    def _close(self, events: list[Event]) -> None:
-        """Publish the last events and let everybody go."""
+    def _close(self, events: list[Event], *, is_elsewhere: bool = False) -> None:
+        """Publish the last events and let everybody go.
+
+        is_elsewhere: the response goes on at another gateway, and so do its listeners, from where they are.
+        """
         self._publish(events)
-        self.channel.close()
+        if is_elsewhere:
+            self._runtime.go_on_elsewhere(self.channel, self.turn.owner)
+        else:
+            self.channel.close()
         self.ended.set()
         end = self._end_word()
         self._metrics.ended(end, ran=self._started_at is not None)

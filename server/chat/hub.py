@@ -29,7 +29,7 @@ class Channel:
         self.is_closed = False
         self.template = delta_template(item_id)
         self._subscriptions: dict[Subscription, None] = {}
-        self._on_audience = on_audience
+        self.on_audience = on_audience
         self.on_closed: Callable[[], None] | None = None
 
     def publish(self, events: list[Event]) -> None:
@@ -38,8 +38,14 @@ class Channel:
         for subscription in tuple(self._subscriptions):
             subscription.subscriber.wake(subscription)
 
+    @property
+    def listeners(self) -> int:
+        return len(self._subscriptions)
+
     def close(self) -> None:
-        """Say that no event follows; subscriptions still hand out what they have not yet."""
+        """Say that no event follows; subscriptions still hand out what they have not yet. Idempotent."""
+        if self.is_closed:
+            return
         self.is_closed = True
         for subscription in tuple(self._subscriptions):
             subscription.subscriber.wake(subscription)
@@ -47,14 +53,28 @@ class Channel:
         if self.on_closed is not None:
             self.on_closed()
 
+    @property
+    def has_listeners(self) -> bool:
+        return bool(self._subscriptions)
+
+    def hand_over(self, other: Channel) -> None:
+        """Let every subscriber go on with another channel of the same response, where it is in this one; close."""
+        for subscription in tuple(self._subscriptions):
+            del self._subscriptions[subscription]
+            had = self.events[subscription.cursor - 1].sequence_number if subscription.cursor else -1
+            subscription.channel, subscription.cursor = other, other.index_after(had)
+            other.add(subscription)
+            subscription.subscriber.wake(subscription)
+        self.close()
+
     def add(self, subscription: Subscription) -> None:
         if not self.is_closed:
             self._subscriptions[subscription] = None
-            self._on_audience(len(self._subscriptions))
+            self.on_audience(len(self._subscriptions))
 
     def discard(self, subscription: Subscription) -> None:
         if self._subscriptions.pop(subscription, self) is None:
-            self._on_audience(len(self._subscriptions))
+            self.on_audience(len(self._subscriptions))
 
     def index_after(self, sequence_number: int) -> int:
         """Return the index of the first event with a higher number. Numbers rise, without gaps or nearly so."""

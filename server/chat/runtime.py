@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
+from server.chat.hub import Channel
 from server.config import Config
 from server.observe.metrics import Metrics
 from server.store.base import FencedError, Finish, Store, StoreUnavailableError
@@ -36,6 +37,8 @@ class Runtime:
         self.bus = bus
         self.metrics = metrics
         self.gateway_id = gateway_id
+        # What becomes of the listeners of a response that another gateway has taken from us; the chat sets it.
+        self.go_on_elsewhere: Callable[[Channel, str], None] = lambda channel, _owner: channel.close()
         self._background: set[asyncio.Task[None]] = set()
 
     async def finish(self, end: Finish, conversation: str | None, *, timeout_s: float | None) -> None:

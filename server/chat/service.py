@@ -61,6 +61,7 @@ class Chat:
         self._pool = pool
         self.reads = Reads(self._store, pool)
         self._following = Following(runtime)
+        runtime.go_on_elsewhere = self._following.take_over
         self._feeds = Feeds(runtime, self._channel_of)
         self._running: dict[str, Generation] = {}
         self._tasks: set[asyncio.Task[None]] = set()

@@ -20,6 +20,7 @@ OPEN_S: Final = 3.0  # a handshake that takes longer is given up for the next ga
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
 PING_S: Final = 3.0  # a phone's client notices a dead path within twice that
+LANES: Final = 16  # names that a client uses in turn: one for each of its turns; a connection may have 32
 SMALL_BUFFER: Final = 4096  # bytes of a slow reader's receive buffer; the kernel doubles it
 
 
@@ -100,11 +101,13 @@ class Client:
     async def send(self, command: dict[str, Any]) -> None:
         await (await self.connected()).send(json.dumps(command))
 
-    async def events(self, turn: str | None = None) -> AsyncIterator[Event]:
-        """Yield what comes on this connection, and write it down. Raises ConnectionClosed."""
+    async def events(self, turn: str | None = None, lane: str | None = None) -> AsyncIterator[Event]:
+        """Yield what comes on this connection (on this lane of it), and write it down. Raises ConnectionClosed."""
         websocket = await self.connected()
         while True:
             event = json.loads(await websocket.recv())
+            if event.get("stream_id") != lane:
+                continue  # a second answer to a cancel, from a turn that has ended
             now = asyncio.get_running_loop().time()
             self._history.frames.append(Frame(now, self.name, self.view, turn, event))
             yield event
@@ -139,7 +142,8 @@ class Talker(Client):
         turn = Turn(str(uuid.UUID(int=self._rng.getrandbits(128))), self.name, conversation, text)
         self._history.turns.append(turn)
         self.view += 1
-        create: dict[str, Any] = {"type": "response.create", "id": turn.id, "input": text, **fields}
+        lane = f"lane-{self.view % LANES}"
+        create = {"type": "response.create", "id": turn.id, "stream_id": lane, "input": text, **fields}
         if conversation is not None:
             create["conversation"] = conversation
         reading = Reading(turn, create, cancel_after)
@@ -154,8 +158,8 @@ class Talker(Client):
     async def _read(self, reading: Reading) -> None:
         """Read to the end, or until it has to be asked for again."""
         if reading.must_cancel:
-            await self.send({"type": "response.cancel", "response_id": reading.response})
-        async with aclosing(self.events(reading.turn.id)) as events:  # type: ignore[type-var]  # an async generator
+            await self.send(reading.cancel())
+        async with aclosing(self.events(reading.turn.id, reading.lane)) as events:  # type: ignore[type-var]  # an async generator
             async for event in events:
                 could_cancel = reading.must_cancel
                 reading.take(event)
@@ -166,7 +170,7 @@ class Talker(Client):
                     await self.leave()  # another gateway may be better off
                     return
                 if reading.must_cancel and not could_cancel:
-                    await self.send({"type": "response.cancel", "response_id": reading.response})
+                    await self.send(reading.cancel())
                 if self.pause_s:
                     await asyncio.sleep(self.pause_s)
 
@@ -179,6 +183,7 @@ class Reading:
         self.response: str | None = None
         self.last = -1
         self.end: Event | None = None
+        self.lane = create["stream_id"]
         self._create = create
         self._left = cancel_after
 
@@ -190,7 +195,11 @@ class Reading:
         """Return what to send on a new connection: the same turn while nothing is known of it, else the rest of it."""
         if self.response is None:
             return self._create
-        return {"type": "response.retrieve", "response_id": self.response, "starting_after": self.last}
+        rest = {"type": "response.retrieve", "response_id": self.response, "starting_after": self.last}
+        return {**rest, "stream_id": self.lane}
+
+    def cancel(self) -> dict[str, Any]:
+        return {"type": "response.cancel", "response_id": self.response, "stream_id": self.lane}
 
     def take(self, event: Event) -> None:
         if event["type"] == "error":
