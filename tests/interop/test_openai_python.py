@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, OpenAI
@@ -31,7 +32,7 @@ def _sync(server: ServerProcess) -> OpenAI:
     return OpenAI(api_key="k", base_url=f"{server.url}/v1")
 
 
-def _completed(connection) -> tuple[str, object]:
+def _completed(connection) -> tuple[str, Any]:
     """Read one answer; return its text and the response."""
     text = ""
     for event in connection:
@@ -91,7 +92,9 @@ async def test_async_turns_by_conversation(server: ServerProcess):
                 async for event in connection:
                     if event.type == "response.completed":
                         assert event.response.output_text == text
+                        assert event.response.conversation is not None
                         assert event.response.conversation.id == conversation
+                        assert event.response.usage is not None
                         sizes.append(event.response.usage.input_tokens)
                         break
     assert sizes == [2, 5]
@@ -111,7 +114,8 @@ async def test_async_cancel(server: ServerProcess):
                     await connection.send_raw('{"type":"response.cancel"}')
                 seen += event.delta
             if event.type == "response.incomplete":
-                assert event.response.incomplete_details.reason == "cancelled"
+                details = event.response.model_dump()["incomplete_details"]  # its type does not know our reason
+                assert details == {"reason": "cancelled"}
                 assert event.response.output_text == seen
                 break
         assert 0 < len(seen) < len(LONG)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.server.conftest import run_checked
 from tests.integration.server.wire import DELTA, TERMINAL, Answer, Client, client
-from tests.support.server import POLL_S, ServerProcess
+from tests.support.server import ServerProcess
 
 LONG = " ".join(f"w{number}" for number in range(60))
 SHORT_HANG_S = 1.0  # below unavailable_timeout_s
@@ -29,9 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 async def _until_ready(server: ServerProcess, status: int) -> None:
-    async with asyncio.timeout(30):
-        while (await asyncio.to_thread(server.get, "/readyz"))[0] != status:
-            await asyncio.sleep(POLL_S)
+    await asyncio.to_thread(server.until_ready, status)
 
 
 async def _begun(c: Client, **fields: str) -> list[dict]:
