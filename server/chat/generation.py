@@ -125,6 +125,11 @@ class Generation:
         """The user does not want more of it."""
         self.interrupt(Interrupt.CANCELLED)
 
+    def follow(self) -> None:
+        """Another gateway follows for clients of its own, and says so again and again."""
+        self.is_followed = True
+        self._patience.followed()
+
     # The journal's side
 
     def take_events(self) -> list[Event]:
@@ -365,6 +370,8 @@ class Generation:
     def _publish(self, events: list[Event]) -> None:
         """Give acknowledged events to our own clients, and wake the gateways that follow for theirs."""
         self.channel.publish(events)
+        if events:
+            self._patience.heard()
         if self.is_followed:
             self._runtime.bus.publish(f"wake:{self.response_id}", {})
 

@@ -38,10 +38,6 @@ class Channel:
         for subscription in tuple(self._subscriptions):
             subscription.subscriber.wake(subscription)
 
-    @property
-    def listeners(self) -> int:
-        return len(self._subscriptions)
-
     def close(self) -> None:
         """Say that no event follows; subscriptions still hand out what they have not yet. Idempotent."""
         if self.is_closed:
@@ -56,16 +52,6 @@ class Channel:
     @property
     def has_listeners(self) -> bool:
         return bool(self._subscriptions)
-
-    def hand_over(self, other: Channel) -> None:
-        """Let every subscriber go on with another channel of the same response, where it is in this one; close."""
-        for subscription in tuple(self._subscriptions):
-            del self._subscriptions[subscription]
-            had = self.events[subscription.cursor - 1].sequence_number if subscription.cursor else -1
-            subscription.channel, subscription.cursor = other, other.index_after(had)
-            other.add(subscription)
-            subscription.subscriber.wake(subscription)
-        self.close()
 
     def add(self, subscription: Subscription) -> None:
         if not self.is_closed:

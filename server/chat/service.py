@@ -149,7 +149,7 @@ class Chat:
         """Do what another gateway asks for a client of its own."""
         generation = self._running.get(message.get("follow", ""))
         if generation is not None:
-            generation.is_followed = True
+            generation.follow()
             if "cancel" in message:
                 generation.cancel()
 
