@@ -110,8 +110,9 @@ class Feed:
         turns = await store.turns(self.conversation)
         conversation = await store.get_conversation(self._owner, self.conversation)
         items, has_more = await store.list_items(self._owner, self.conversation, after=None, limit=SNAPSHOT_ITEMS)
+        member.seen.update(item.response_id for item in items if item.response_id is not None)
         if conversation.head is not None:
-            member.seen.add(conversation.head)
+            member.seen.add(conversation.head)  # also where its items are on a later page, or it has none
         responses = [response for turn in turns if (response := await self._response(turn)) is not None]
         # Nothing is awaited from here to `begin`: what is told of a response ends where its subscription begins.
         member.running = [(channel, len(channel.events)) for _, channel in responses]
@@ -138,13 +139,22 @@ class Feed:
             updated = {"type": "conversation.updated", "conversation": wire_conversation(conversation)}
             self._send(updated, self._listening())
         elif "gap" in message:
+            for response_id in [*await self._missed(), *await self._runtime.store.turns(self.conversation)]:
+                await self._announce(response_id)
+        else:  # begun, or ended where we have not heard of the beginning
+            # News of two gateways may come in any order; the conversation has one.
             for response_id in await self._runtime.store.turns(self.conversation):
                 await self._announce(response_id)
-            conversation = await self._runtime.store.get_conversation(self._owner, self.conversation)
-            if conversation.head is not None:
-                await self._announce(conversation.head)
-        else:  # begun, or ended where we have not heard of the beginning
             await self._announce(message.get("begun") or message["ended"])
+
+    async def _missed(self) -> list[str]:
+        """Return ended responses that somebody has not been told of, oldest first."""
+        conversation = await self._runtime.store.get_conversation(self._owner, self.conversation)
+        missed, response_id = [], conversation.head
+        while response_id is not None and self._strangers_to(response_id):
+            missed.append(response_id)
+            response_id = (await self._runtime.store.get_response(self._owner, response_id)).previous
+        return missed[::-1]
 
     async def _announce(self, response_id: str) -> None:
         """Tell every member of a turn, once: its items, then its events."""
