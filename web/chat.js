@@ -15,13 +15,14 @@ import { messageFromItem, newMessage, newThread, titleFrom } from "./state.js";
 /** @typedef {import("./state.js").Thread} Thread */
 /** @typedef {import("./state.js").Message} Message */
 /** @typedef {import("./drafts.js").Drafts} Drafts */
+/** @typedef {import("./subscription.js").Subscription} Subscription */
 /**
- * A message on its way to the server. `over`: taken back before the server had it.
- * @typedef {{ thread: Thread, text: string, id: string, user: Message, answer: Message, over: boolean, accepted: boolean }} Turn
+ * A message of this page's, for as long as its thread is held. `over`: taken back before the server had it. `placed`: the
+ * conversation's order is known up to here; what others say goes before turns that are not placed yet.
+ * @typedef {{ thread: Thread, text: string, id: string, user: Message, answer: Message, over: boolean, accepted: boolean, placed: boolean }} Turn
  */
 
 const LIST_PAGE = 30;
-const ITEMS_PAGE = 100;
 
 export class Chat {
   /** @type {TokenwireClient} */ #client;
@@ -29,8 +30,8 @@ export class Chat {
   /** @type {Drafts} */ #drafts;
   /** @type {() => number} */ #now;
   /** The stream of each answer being made. @type {WeakMap<Message, ResponseStream>} */ #streams = new WeakMap();
-  /** Turns without a stream or without an answer from the server yet. @type {WeakMap<Message, Turn>} */ #turns = new WeakMap();
-
+  /** This page's own turns, oldest first. @type {WeakMap<Thread, Turn[]>} */ #turns = new WeakMap();
+  /** Threads that are kept up to date. @type {Map<Thread, Subscription>} */ #watched = new Map();
   /** The thread whose conversation the server is asked to make. @type {Thread | null} */ #newborn = null;
 
   /**
@@ -89,9 +90,9 @@ export class Chat {
       const problem = asProblem(error);
       if (problem.code !== "conversation_not_found") return this.#state.setProblem(shown, problem);
     }
-    this.#drafts.clear(id);
-    this.#state.removeConversation(id);
-    if (this.#state.current.id === id) this.open(null);
+    const thread = this.#state.thread(id);
+    if (this.#state.current === thread) this.open(null);
+    this.#deleted(thread, id);
   }
 
   // ── one conversation ──
@@ -102,49 +103,113 @@ export class Chat {
     const thread = id === null ? newThread(null) : this.#state.thread(id);
     if (!thread.active) thread.draft = this.#drafts.text(id);
     this.#state.show(thread);
-    if (id !== null && !thread.active) this.#load(thread, id);
+    if (id !== null) this.#watch(thread, id);
+    this.#unwatchIdle();
   }
 
-  /** @param {Thread} thread @param {string} id */
-  async #load(thread, id) {
-    try {
-      // In this order, so that an answer that ends in between is in the items.
-      const { conversation } = await this.#client.command({ type: "conversation.retrieve", conversation: id });
-      const items = await this.#items(id);
-      if (thread.active) return; // a turn was sent meanwhile: what is on screen is newer
-      this.#state.putConversation(conversation);
-      const running = conversation.running_response;
-      this.#state.setMessages(thread, messagesFrom(items, running));
-      this.#state.setThreadStatus(thread, "ready");
-      if (running) this.#follow(thread, running);
-    } catch (error) {
+  // ── live ──
+
+  /** Keeps a thread as the server has it, whoever talks in it. @param {Thread} thread @param {string} id */
+  #watch(thread, id) {
+    if (this.#watched.has(thread)) return;
+    const subscription = this.#client.subscribe(id, (event) => this.#onNews(thread, event));
+    this.#watched.set(thread, subscription);
+    subscription.ready.catch((error) => {
+      this.#watched.delete(thread);
       const problem = asProblem(error);
-      this.#state.setThreadStatus(thread, problem.code === "conversation_not_found" ? "missing" : "ready");
-      if (problem.code !== "conversation_not_found") this.#state.setProblem(thread, problem);
+      if (problem.code === "conversation_not_found") return this.#state.setThreadStatus(thread, "missing");
+      this.#state.setThreadStatus(thread, "ready");
+      this.#state.setProblem(thread, problem);
+    });
+  }
+
+  /** Threads out of sight are followed only until their answers have ended. */
+  #unwatchIdle() {
+    for (const [thread, subscription] of this.#watched) {
+      if (thread === this.#state.current || thread.active) continue;
+      this.#watched.delete(thread);
+      this.#client.unsubscribe(subscription);
     }
   }
 
-  /** @param {string} conversation @returns {Promise<any[]>} */
-  async #items(conversation) {
-    /** @type {any[]} */
-    const items = [];
-    for (let more = true; more; ) {
-      const after = items.at(-1)?.id;
-      const page = await this.#client.command({ type: "conversation.items.list", conversation, limit: ITEMS_PAGE, ...(after && { after }) });
-      items.push(...page.data);
-      more = page.has_more && page.data.length > 0;
+  /** @param {Thread} thread @param {WireEvent} event */
+  #onNews(thread, event) {
+    switch (event.type) {
+      case "conversation.subscribed":
+        return this.#loaded(thread, event);
+      case "conversation.item.added":
+        return this.#itemAdded(thread, event.item);
+      case "conversation.updated":
+        return this.#state.putConversation(event.conversation);
+      case "conversation.deleted":
+        return this.#deleted(thread, event.conversation.id);
+      default:
+        return this.#onEvent(thread, this.#answerTo(thread, event.response_id), event);
     }
-    return items;
   }
 
-  /** Goes on showing an answer that was begun before this page was opened. @param {Thread} thread @param {string} responseId */
-  #follow(thread, responseId) {
-    const answer = newMessage("assistant", "", "waiting");
-    this.#state.addMessage(thread, answer);
-    this.#state.setActive(thread, answer);
-    const stream = this.#client.resume(responseId, {}, (event) => this.#onEvent(thread, answer, event));
-    this.#streams.set(answer, stream);
-    stream.done.catch((error) => this.#failed(thread, answer, asProblem(error).message));
+  /** The conversation as it is, with this page's turns where they belong. @param {Thread} thread @param {WireEvent} snapshot */
+  #loaded(thread, { conversation, items, responses }) {
+    /** @type {Message[]} */
+    const messages = [];
+    const put = (/** @type {Message} */ message) => void (messages.includes(message) || messages.push(message));
+    const turns = this.#turnsOf(thread);
+    for (const item of items) {
+      const turn = turns.find(({ user }) => user.responseId !== null && user.responseId === item.response_id);
+      const message = turn ? turn.user : messageFromItem(item);
+      if (turn) turn.placed = true;
+      if (message) put(message);
+      if (turn) put(turn.answer);
+    }
+    for (const { response, text } of responses) {
+      const answer = newMessage("assistant", text, text ? "streaming" : "waiting", response.id);
+      messages.splice(messages.findLastIndex(({ responseId }) => responseId === response.id) + 1 || messages.length, 0, answer);
+    }
+    for (const { user, answer, placed } of turns) if (!placed) messages.push(user, answer);
+    this.#state.putConversation(conversation);
+    this.#state.setMessages(thread, messages);
+    this.#state.setThreadStatus(thread, "ready");
+  }
+
+  /** @param {Thread} thread @param {any} item */
+  #itemAdded(thread, item) {
+    const turn = this.#turnsOf(thread).find(({ user }) => user.responseId !== null && user.responseId === item.response_id);
+    if (turn) return void (turn.placed = true);
+    const message = messageFromItem(item);
+    if (message) this.#state.addMessage(thread, message, this.#firstUnplaced(thread));
+    if (thread.id) this.#state.touchConversation(thread.id, this.#now());
+  }
+
+  /** Where a turn goes that the server took before ours. @param {Thread} thread */
+  #firstUnplaced(thread) {
+    return this.#turnsOf(thread).find(({ placed }) => !placed)?.user ?? null;
+  }
+
+  /** The message that shows the answer of somebody else's turn; made when it is new. @param {Thread} thread @param {string} responseId */
+  #answerTo(thread, responseId) {
+    const { messages } = thread;
+    const last = messages.findLastIndex((message) => message.responseId === responseId);
+    if (messages[last]?.role === "assistant") return messages[last];
+    const answer = newMessage("assistant", "", "waiting", responseId);
+    this.#state.addMessage(thread, answer, last < 0 ? this.#firstUnplaced(thread) : messages[last + 1]);
+    return answer;
+  }
+
+  /** By another tab or device, or by this one. @param {Thread} thread @param {string} id */
+  #deleted(thread, id) {
+    this.#drafts.clear(id);
+    this.#turns.delete(thread);
+    this.#state.setMessages(thread, []);
+    this.#state.setThreadStatus(thread, "missing");
+    this.#state.removeConversation(id);
+    this.#forget(thread);
+  }
+
+  /** @param {Thread} thread */
+  #forget(thread) {
+    const subscription = this.#watched.get(thread);
+    this.#watched.delete(thread);
+    if (subscription) this.#client.unsubscribe(subscription);
   }
 
   // ── a turn ──
@@ -164,14 +229,18 @@ export class Chat {
     if (!text.trim() || thread.active || thread.status !== "ready") return;
     const user = newMessage("user", text, "sending");
     const answer = newMessage("assistant", "", "sending");
-    const turn = { thread, text, id: this.#drafts.sending(thread.id, text), user, answer, over: false, accepted: false };
-    this.#turns.set(answer, turn);
+    const turn = { thread, text, id: this.#drafts.sending(thread.id, text), user, answer, over: false, accepted: false, placed: false };
+    this.#turns.set(thread, [...this.#turnsOf(thread), turn]);
     this.#state.setProblem(thread, null);
     this.#state.setDraft(thread, "");
     this.#state.addMessage(thread, user);
     this.#state.addMessage(thread, answer);
-    this.#state.setActive(thread, answer);
     this.#run(turn).catch((error) => this.#refused(turn, asProblem(error)));
+  }
+
+  /** @param {Thread} thread */
+  #turnsOf(thread) {
+    return this.#turns.get(thread) ?? [];
   }
 
   /** @param {Turn} turn */
@@ -179,8 +248,9 @@ export class Chat {
     const conversation = turn.thread.id ?? (await this.#create(turn));
     if (turn.over) return;
     const request = { conversation, input: turn.text, id: turn.id, truncation: "auto" };
-    const stream = this.#client.respond(request, (event) => {
-      if (!turn.accepted) this.#accepted(turn);
+    this.#watch(turn.thread, conversation);
+    const stream = this.#client.respond(request, (event, { responseId }) => {
+      if (!turn.accepted) this.#accepted(turn, responseId);
       this.#onEvent(turn.thread, turn.answer, event);
     });
     this.#streams.set(turn.answer, stream);
@@ -200,12 +270,12 @@ export class Chat {
     return conversation.id;
   }
 
-  /** @param {Turn} turn */
-  #accepted(turn) {
+  /** @param {Turn} turn @param {string | null} responseId */
+  #accepted(turn, responseId) {
     turn.accepted = true;
-    this.#turns.delete(turn.answer);
     this.#drafts.accepted(turn.thread.id, turn.id);
-    this.#state.update(turn.thread, turn.user, { status: "completed" });
+    turn.answer.responseId = responseId;
+    this.#state.update(turn.thread, turn.user, { status: "completed", responseId });
     if (turn.thread.id) this.#state.touchConversation(turn.thread.id, this.#now());
   }
 
@@ -215,9 +285,9 @@ export class Chat {
     if (turn.accepted) return this.#failed(turn.thread, turn.answer, problem.message);
     turn.over = true;
     const { thread } = turn;
+    this.#turns.set(thread, this.#turnsOf(thread).filter((other) => other !== turn));
     this.#state.removeMessage(thread, turn.answer);
     this.#state.removeMessage(thread, turn.user);
-    this.#state.setActive(thread, null);
     const draft = thread.draft.trim() ? `${turn.text}\n${thread.draft}` : turn.text;
     this.#state.setDraft(thread, draft);
     this.#drafts.restore(thread.id, draft, turn.id);
@@ -229,9 +299,10 @@ export class Chat {
     const answer = this.#state.current.active;
     if (!answer) return;
     const stream = this.#streams.get(answer);
-    const turn = this.#turns.get(answer);
+    const turn = this.#turnsOf(this.#state.current).find((turn) => turn.answer === answer);
     if (stream) stream.cancel();
     else if (turn) this.#refused(turn, { code: "withdrawn", message: "" });
+    else if (answer.responseId) this.#client.sendCancel(answer.responseId);
   }
 
   /** @param {Thread} thread @param {Message} answer @param {WireEvent} event */
@@ -262,24 +333,14 @@ export class Chat {
     const reason = response.incomplete_details?.reason;
     const status = type === "response.completed" ? "completed" : reason === "cancelled" ? "stopped" : "shortened";
     this.#state.update(thread, answer, { text, status, waiting: null });
-    this.#state.setActive(thread, null);
+    this.#unwatchIdle();
   }
 
   /** @param {Thread} thread @param {Message} answer @param {string} problem */
   #failed(thread, answer, problem) {
     this.#state.update(thread, answer, { status: "failed", waiting: null, problem });
-    this.#state.setActive(thread, null);
+    this.#unwatchIdle();
   }
-}
-
-/**
- * History as messages, without the part of a running answer that may be stored already: it will be streamed.
- * @param {any[]} items
- * @param {string | null | undefined} running
- */
-function messagesFrom(items, running) {
-  const stored = items.filter((item) => !(running && item.role === "assistant" && item.response_id === running));
-  return stored.map(messageFromItem).filter((message) => message !== null);
 }
 
 /** @param {unknown} error @returns {import("./state.js").Problem} */

@@ -1,4 +1,4 @@
-// @ts-check — longer than our other files on purpose: one file is all that another project has to copy.
+// @ts-check — longer than our other files on purpose: this and subscription.js are all that another project has to copy.
 /**
  * The Tokenwire client: one socket, any number of responses side by side. No DOM; runs in browsers and in Node.
  *
@@ -11,6 +11,7 @@
  *     });
  *     const { status, text } = await stream.done;      // "completed", "Hello to you"
  *     const { data } = await client.command({ type: "conversation.list" });
+ *     client.subscribe(data[0].id, (event) => console.log(event.type));   // whoever says something there
  *     client.close();
  *
  * Where there is no global WebSocket (Node before 22 without `--experimental-websocket`) pass a class:
@@ -21,9 +22,11 @@
  * - Every response runs in a lane (`stream_id`) of its own, so no event of one can reach another.
  * - A lost socket is reopened by close code with back-off. Unanswered commands are sent again; a response that
  *   had begun goes on after its last `sequence_number` (`response.retrieve`, `starting_after`): no gap, no repeat.
+ *   Subscriptions are made again, and tell what was missed and only that.
  *
  * The wire is described in protocol/README.md.
  */
+import { Subscription } from "./subscription.js";
 
 /** @typedef {{ type: string, sequence_number?: number, stream_id?: string, id?: string, [key: string]: any }} WireEvent */
 /** @typedef {{ type: string, [key: string]: any }} Command */
@@ -167,6 +170,11 @@ export class ResponseStream {
     this.done.catch(() => {});
   }
 
+  /** The conversation that its turn is for. @returns {string | undefined} */
+  get conversation() {
+    return this.#request.conversation?.id ?? this.#request.conversation;
+  }
+
   /** Whether a new connection can pick it up. */
   get resumable() {
     return !this.sent || this.#request.store !== false;
@@ -234,6 +242,8 @@ export class TokenwireClient {
   #freeLanes = Array.from({ length: MAX_LANES }, (_, index) => `lane-${index + 1}`);
   /** Streams that wait for a free lane. @type {ResponseStream[]} */
   #laneless = [];
+  /** By lane. @type {Map<string, Subscription>} */ #subscriptions = new Map();
+  /** Responses that a ResponseStream tells of: subscriptions are silent about them. @type {Set<string>} */ #own = new Set();
   /** @type {Set<(connection: Connection) => void>} */ #connectionListeners = new Set();
   /** @type {Set<(event: WireEvent) => void>} */ #eventListeners = new Set();
 
@@ -260,7 +270,7 @@ export class TokenwireClient {
   }
 
   /**
-   * Calls back for every event that answers nothing asked here (connection-wide errors, subscriptions).
+   * Calls back for every event that answers nothing asked here (connection-wide errors).
    * @param {(event: WireEvent) => void} listener
    * @returns {() => void} stops it
    */
@@ -288,6 +298,7 @@ export class TokenwireClient {
   close() {
     this.#options.timers.clearTimeout(this.#timer);
     const socket = this.#abandonSocket();
+    this.#subscriptions.clear();
     this.#failAll(new TokenwireError("closed", "The connection was closed."));
     this.#setConnection({ status: "closed", attempt: 0, code: 1000 });
     socket?.close(1000);
@@ -341,13 +352,56 @@ export class TokenwireClient {
    * @param {(event: WireEvent, stream: ResponseStream) => void} [listener]
    */
   resume(responseId, { startingAfter } = {}, listener = () => {}) {
-    const after = startingAfter === undefined ? {} : { starting_after: startingAfter };
-    return this.#start({ type: "response.retrieve", response_id: responseId, ...after }, listener);
+    this.#own.add(responseId);
+    return this.#retrieve(responseId, startingAfter, listener);
+  }
+
+  /** @param {string} responseId @param {number | undefined} after @param {(event: WireEvent, stream: ResponseStream) => void} listener */
+  #retrieve(responseId, after, listener) {
+    const starting = after === undefined || after < 0 ? {} : { starting_after: after };
+    return this.#start({ type: "response.retrieve", response_id: responseId, ...starting }, listener);
   }
 
   /**
-   * For ResponseStream. Sent outside the response's lane, which would make it wait for the response's end. It has no
-   * answer of its own: the response ends; a refusal means that it is over already, and nobody waits for it.
+   * Follows a conversation live, whoever talks in it and on whichever device, until `unsubscribe`. The listener gets
+   * each of these once, in order, over any number of lost connections:
+   * - `conversation.subscribed`, first and only once: `conversation`, `items` (all of them) and `responses`, the answers
+   *   that are being made: `{ response, text, sequence_number }`, with the text so far;
+   * - `conversation.item.added`: each item after that, those of this client's own turns, too; an answer that began and
+   *   ended during a lost connection comes as its item;
+   * - `response.…`: the events of answers, with their `response_id`, except those that `respond` and `resume` of this
+   *   client tell of. What a lost connection missed of an answer comes as one delta;
+   * - `conversation.updated` and `conversation.deleted`; the first also after each lost connection.
+   *
+   * A second subscription to a conversation replaces the first.
+   * @param {string} conversation its id
+   * @param {(event: WireEvent) => void} listener
+   * @returns {Subscription} `ready` resolves with the first event, and rejects with a TokenwireError where there is no such conversation
+   */
+  subscribe(conversation, listener) {
+    const host = {
+      command: (/** @type {any} */ command) => this.command(command),
+      isNaming: (/** @type {string} */ id) => [...this.#lanes.values()].some((stream) => stream.conversation === id && stream.sent && !stream.responseId),
+      isOwn: (/** @type {string} */ id) => this.#own.has(id),
+      readOn: (/** @type {string} */ id, /** @type {number} */ after, /** @type {(event: WireEvent) => void} */ hear) => this.#retrieve(id, after, hear).done,
+      newId: this.#options.newId,
+    };
+    const subscription = new Subscription(host, conversation, listener);
+    this.#subscriptions.set(subscription.lane, subscription);
+    this.#write(subscription.frame());
+    return subscription;
+  }
+
+  /** Ends a subscription; harmless when it is not there (any more). @param {Subscription} subscription */
+  unsubscribe(subscription) {
+    if (this.#subscriptions.get(subscription.lane) !== subscription) return;
+    this.#subscriptions.delete(subscription.lane);
+    this.#write({ type: "conversation.unsubscribe", conversation: subscription.conversation, id: this.#options.newId() });
+  }
+
+  /**
+   * Stops a response, also one of another device; a ResponseStream has its own `cancel`. It has no answer of its own:
+   * the response ends. A refusal means that it is over already, and nobody waits for it.
    * @param {string} responseId
    */
   sendCancel(responseId) {
@@ -369,6 +423,12 @@ export class TokenwireClient {
     }
     if (error) stream.fail(error);
     this.#fillLanes();
+    this.#named(stream);
+  }
+
+  /** A turn's response is known now, or there is none: its conversation's subscription need not wait for that any more. @param {ResponseStream} stream */
+  #named(stream) {
+    for (const subscription of this.#subscriptions.values()) if (subscription.conversation === stream.conversation) subscription.flush();
   }
 
   /** @param {Command} request @param {(event: WireEvent, stream: ResponseStream) => void} listener */
@@ -408,6 +468,7 @@ export class TokenwireClient {
       else this.#writeStream(stream);
       if (stream.cancelled && stream.responseId) this.sendCancel(stream.responseId);
     }
+    for (const subscription of this.#subscriptions.values()) this.#write(subscription.frame());
   }
 
   /** @param {unknown} data */
@@ -418,14 +479,39 @@ export class TokenwireClient {
     const event = JSON.parse(data);
     const waiting = event.id === undefined ? undefined : this.#pending.get(event.id);
     const stream = event.stream_id === undefined ? undefined : this.#lanes.get(event.stream_id);
+    const subscription = event.stream_id === undefined ? undefined : this.#subscriptions.get(event.stream_id);
     if (event.id !== undefined && waiting) this.#answered(event.id, event);
     else if (stream && event.type === "error") this.#streamRefused(stream, TokenwireError.from(event));
-    else if (stream) {
-      if (stream.receive(event)) this.drop(stream);
-    } else if (event.type !== "error" || event.id === undefined) {
-      // An error with an id that nobody waits for is the refusal of a late cancel.
+    else if (stream) this.#streamEvent(stream, event);
+    else if (subscription && event.type === "error") this.#subscriptionRefused(subscription, event);
+    else if (subscription) subscription.receive(event);
+    else if (event.id === undefined && event.stream_id === undefined) {
+      // With an id or a lane that nobody waits for, it is the refusal of a late cancel, or of an ended subscription.
       for (const listener of this.#eventListeners) listener(event);
     }
+  }
+
+  /** @param {ResponseStream} stream @param {WireEvent} event */
+  #streamEvent(stream, event) {
+    const isNew = stream.responseId === null;
+    const isOver = stream.receive(event);
+    if (isNew && stream.responseId) {
+      this.#own.add(stream.responseId);
+      this.#named(stream);
+    }
+    if (isOver) this.drop(stream);
+  }
+
+  /** Asked for again where waiting helps: a subscription is a standing wish. @param {Subscription} subscription @param {WireEvent} event */
+  #subscriptionRefused(subscription, event) {
+    if (!subscription.isAnswer(event.id)) return;
+    const error = TokenwireError.from(event);
+    if (error.retryAfterMs === undefined) {
+      this.#subscriptions.delete(subscription.lane);
+      return subscription.refused(error);
+    }
+    const again = () => subscription.isAnswer(event.id) && this.#subscriptions.has(subscription.lane) && this.#write(subscription.frame());
+    this.#options.timers.setTimeout(again, error.retryAfterMs);
   }
 
   /** A turn that was refused is its sender's affair; a response that exists is asked for again where that helps. @param {ResponseStream} stream @param {TokenwireError} error */
@@ -464,6 +550,7 @@ export class TokenwireClient {
     const socket = this.#socket;
     this.#socket = null;
     if (socket) socket.onopen = socket.onmessage = socket.onclose = null;
+    for (const subscription of this.#subscriptions.values()) subscription.lost();
     return socket;
   }
 

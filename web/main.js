@@ -62,9 +62,15 @@ window.addEventListener("popstate", () => chat.open(conversationInAddress()));
 window.addEventListener("hashchange", () => {
   if (conversationInAddress() !== state.current.id) chat.open(conversationInAddress());
 });
+/** Other tabs and devices may have made, renamed or deleted conversations meanwhile. */
+function lookedAt() {
+  client.wake();
+  if (state.connection.status === "open") chat.refreshList();
+}
+
 window.addEventListener("online", () => client.wake());
 window.addEventListener("pageshow", (event) => event.persisted && client.wake());
-document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && client.wake());
+document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && lookedAt());
 
 chat.open(conversationInAddress());
 view.start();

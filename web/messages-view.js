@@ -48,8 +48,8 @@ export class MessagesView {
     this.follow();
   }
 
-  /** @param {Message} message */
-  add(message) {
+  /** @param {Message} message @param {Message | null} [before] null: at the end */
+  add(message, before = null) {
     const body = element("div", { class: "body", dir: "auto" });
     const foot = element("p", { class: "foot" });
     const speaker = element("span", { class: "unseen" }, message.role === "user" ? "You:" : "Answer:");
@@ -57,7 +57,7 @@ export class MessagesView {
     this.#shown.set(message, { root, body, foot, pending: "" });
     write(body, message.text);
     this.update(message);
-    this.#list.append(root);
+    this.#list.insertBefore(root, (before && this.#shown.get(before)?.root) ?? null);
     this.#keepUp();
   }
 

@@ -19,6 +19,7 @@
  * @property {MessageStatus} status
  * @property {Waiting | null} waiting why it waits, as the server tells it
  * @property {string | null} problem what went wrong, in words
+ * @property {string | null} responseId the turn that it belongs to, once the server has told it
  */
 /**
  * One conversation as the page holds it. Events of a response always go to the thread that asked for it, never to
@@ -27,16 +28,19 @@
  * @property {string | null} id null until the server has made the conversation
  * @property {"ready" | "loading" | "missing"} status
  * @property {Message[]} messages
- * @property {Message | null} active the answer that is being made
+ * @property {Message | null} active the answer that is being made: the first one of them, while others wait behind it
  * @property {string} draft what stands in the text field
  * @property {Problem | null} problem shown next to the text field
  */
 /**
  * @typedef {{ kind: "connection" | "list" | "current" | "model" }
  *   | { kind: "thread" | "messages" | "draft", thread: Thread }
- *   | { kind: "added" | "message" | "removed", thread: Thread, message: Message }
+ *   | { kind: "message" | "removed", thread: Thread, message: Message }
+ *   | { kind: "added", thread: Thread, message: Message, before: Message | null }
  *   | { kind: "append", thread: Thread, message: Message, delta: string }} Change
  */
+
+const UNFINISHED = new Set(["sending", "waiting", "streaming"]);
 
 export const TITLE_MAX_CHARS = 80;
 
@@ -59,10 +63,11 @@ export function titleOf(conversation) {
  * @param {Message["role"]} role
  * @param {string} text
  * @param {MessageStatus} status
+ * @param {string | null} [responseId]
  * @returns {Message}
  */
-export function newMessage(role, text, status) {
-  return { role, text, status, waiting: null, problem: null };
+export function newMessage(role, text, status, responseId = null) {
+  return { role, text, status, waiting: null, problem: null, responseId };
 }
 
 /**
@@ -74,7 +79,7 @@ export function messageFromItem(item) {
   const parts = Array.isArray(item.content) ? item.content : [];
   const text = parts.map((/** @type {any} */ part) => part.text ?? "").join("");
   const incomplete = item.role === "assistant" && item.status === "incomplete";
-  return newMessage(item.role, text, incomplete ? "stopped" : "completed");
+  return newMessage(item.role, text, incomplete ? "stopped" : "completed", item.response_id ?? null);
 }
 
 /** @param {string | null} id @returns {Thread} */
@@ -219,9 +224,11 @@ export class ChatState {
     this.#tell({ kind: "draft", thread });
   }
 
-  /** @param {Thread} thread @param {Message | null} message */
-  setActive(thread, message) {
-    thread.active = message;
+  /** Called whenever an answer may have begun or ended. @param {Thread} thread */
+  #setActive(thread) {
+    const active = thread.messages.find(({ role, status }) => role === "assistant" && UNFINISHED.has(status)) ?? null;
+    if (active === thread.active) return;
+    thread.active = active;
     this.#tell({ kind: "thread", thread });
     this.#tell({ kind: "list" });
   }
@@ -230,24 +237,28 @@ export class ChatState {
 
   /** History, as the server has it. @param {Thread} thread @param {Message[]} messages */
   setMessages(thread, messages) {
-    const same =
-      messages.length === thread.messages.length &&
-      messages.every((message, index) => message.text === thread.messages[index].text && message.status === thread.messages[index].status);
-    if (same) return; // spares the reader a jump when nothing is new
+    const same = (/** @type {Message} */ one, /** @type {Message} */ other) =>
+      one === other || (!UNFINISHED.has(one.status) && one.text === other.text && one.status === other.status && one.responseId === other.responseId);
+    // Spares the reader a jump when nothing is new.
+    if (messages.length === thread.messages.length && messages.every((message, index) => same(message, thread.messages[index]))) return;
     thread.messages = messages;
     this.#tell({ kind: "messages", thread });
+    this.#setActive(thread);
   }
 
-  /** @param {Thread} thread @param {Message} message */
-  addMessage(thread, message) {
-    thread.messages.push(message);
-    this.#tell({ kind: "added", thread, message });
+  /** @param {Thread} thread @param {Message} message @param {Message | null} [before] null: at the end */
+  addMessage(thread, message, before = null) {
+    const index = before ? thread.messages.indexOf(before) : thread.messages.length;
+    thread.messages.splice(index, 0, message);
+    this.#tell({ kind: "added", thread, message, before });
+    this.#setActive(thread);
   }
 
   /** @param {Thread} thread @param {Message} message */
   removeMessage(thread, message) {
     thread.messages = thread.messages.filter((other) => other !== message);
     this.#tell({ kind: "removed", thread, message });
+    this.#setActive(thread);
   }
 
   /** @param {Thread} thread @param {Message} message @param {string} delta */
@@ -260,5 +271,6 @@ export class ChatState {
   update(thread, message, fields) {
     Object.assign(message, fields);
     this.#tell({ kind: "message", thread, message });
+    if (fields.status) this.#setActive(thread);
   }
 }

@@ -160,7 +160,7 @@ export class View {
         this.#messages.update(change.message);
         return this.#announce(change.message);
       case "added":
-        this.#messages.add(change.message);
+        this.#messages.add(change.message, change.before);
         return this.#renderThread();
       case "removed":
         this.#messages.remove(change.message);

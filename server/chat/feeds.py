@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -11,10 +12,12 @@ import orjson
 
 from protocol.codec import encode, with_stream_id
 from server.chat.client import Client
-from server.chat.hub import Channel
+from server.chat.hub import Channel, Subscription
 from server.chat.reads import wire_conversation
 from server.chat.runtime import Runtime, conversation_topic
 from server.store.base import NotFoundError, StoredResponse, StoreUnavailableError
+
+logger = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0  # a feed looks again this long after Redis was away
 SNAPSHOT_ITEMS: Final = 1000  # items sent with `conversation.subscribed`; more are listed by page
@@ -22,26 +25,42 @@ SNAPSHOT_ITEMS: Final = 1000  # items sent with `conversation.subscribed`; more 
 
 @dataclass(eq=False)
 class Member:
-    """One connection's subscription. It counts as soon as it is here; `is_ready` once its snapshot has been sent."""
+    """One connection's subscription. It is told nothing before its snapshot has been sent.
+
+    seen: responses that it was told of, in its snapshot or since. running: those of its snapshot that go on, and how
+    many events of each the snapshot covers.
+    """
 
     client: Client
     stream_id: str | None
-    is_ready: bool = False
-    missed: list[bytes] = field(default_factory=list)
+    is_listening: bool = False
+    seen: set[str] = field(default_factory=set)
+    running: list[tuple[Channel, int]] = field(default_factory=list)
+    subscriptions: list[Subscription] = field(default_factory=list)
 
     def begin(self) -> None:
-        """The snapshot is on its way: send what happened meanwhile, and from now on at once."""
-        self.is_ready = True
-        for frame in self.missed:
-            self.client.send(frame)
-        self.missed.clear()
+        """The snapshot is on its way: from now on send what happens."""
+        self.is_listening = True
+        for channel, cursor in self.running:
+            self.subscribe(channel, cursor)
+        self.running.clear()
+
+    def subscribe(self, channel: Channel, cursor: int) -> None:
+        """Send a response's events, unless the connection gets them anyway: then it began the turn itself."""
+        self.seen.add(channel.response_id)
+        self.subscriptions = [kept for kept in self.subscriptions if not kept.channel.is_closed]
+        if not self.client.is_subscribed(channel.response_id):
+            self.subscriptions.append(self.client.subscribe(channel, cursor=cursor, stream_id=self.stream_id))
+
+    def end(self) -> None:
+        """Send no more, of running responses neither."""
+        self.is_listening = False
+        for subscription in self.subscriptions:
+            subscription.close()
+        self.subscriptions.clear()
 
     def send(self, event: bytes) -> None:
-        frame = with_stream_id(event, self.stream_id)
-        if self.is_ready:
-            self.client.send(frame)
-        else:
-            self.missed.append(frame)
+        self.client.send(with_stream_id(event, self.stream_id))
 
 
 class Feed:
@@ -58,8 +77,8 @@ class Feed:
         channel_of: Callable[[StoredResponse], Awaitable[Channel]],
     ) -> None:
         self.conversation = conversation
+        self.key = (owner, conversation)
         self.members: list[Member] = []
-        self.seen: set[str] = set()  # responses that were announced
         self.lock = asyncio.Lock()
         self._owner = owner
         self._runtime = runtime
@@ -81,67 +100,93 @@ class Feed:
             except StoreUnavailableError:
                 await asyncio.sleep(RETRY_S)
                 self._news.put_nowait(message)
+            except Exception:  # one piece of news that cannot be told must not end the feed
+                logger.exception("news of %s could not be told", self.conversation)
 
     async def snapshot(self, member: Member) -> dict[str, Any]:
-        """Return what a late joiner needs, and subscribe it to what goes on from there. Raises NotFoundError."""
+        """Return what a late joiner needs; `member.begin` goes on from there. Raises NotFoundError."""
         store = self._runtime.store
+        # Turns before items: of a turn that ends between the two, the answer is among the items.
+        turns = await store.turns(self.conversation)
         conversation = await store.get_conversation(self._owner, self.conversation)
         items, has_more = await store.list_items(self._owner, self.conversation, after=None, limit=SNAPSHOT_ITEMS)
-        responses = [await self._join(member, response_id) for response_id in await store.turns(self.conversation)]
+        member.seen.update(item.response_id for item in items if item.response_id is not None)
+        if conversation.head is not None:
+            member.seen.add(conversation.head)  # also where its items are on a later page, or it has none
+        responses = [response for turn in turns if (response := await self._response(turn)) is not None]
+        # Nothing is awaited from here to `begin`: what is told of a response ends where its subscription begins.
+        member.running = [(channel, len(channel.events)) for _, channel in responses]
         return {
             "conversation": wire_conversation(conversation),
             "items": [item.as_wire() for item in items],
             "has_more": has_more,
-            "responses": [response for response in responses if response],
+            "responses": [_so_far(stored, channel) for stored, channel in responses],
         }
 
-    async def _join(self, member: Member, response_id: str) -> dict[str, Any] | None:
-        """Subscribe a member to a response behind what it is told now of it."""
-        self.seen.add(response_id)
-        stored = await self._runtime.store.get_response(self._owner, response_id)
-        channel = await self._channel_of(stored)
-        cursor = len(channel.events)
-        if not member.client.is_subscribed(response_id):
-            member.client.subscribe(channel, cursor=cursor, stream_id=member.stream_id)
-        return {
-            "response": orjson.loads(stored.snapshot),
-            "text": "".join(event.delta or "" for event in channel.events),
-            "sequence_number": channel.events[-1].sequence_number if channel.events else -1,
-        }
+    async def _response(self, response_id: str) -> tuple[StoredResponse, Channel] | None:
+        try:
+            stored = await self._runtime.store.get_response(self._owner, response_id)
+        except NotFoundError:
+            return None  # deleted meanwhile
+        return stored, await self._channel_of(stored)
 
     async def _tell(self, message: dict[str, Any]) -> None:
         if "deleted" in message:
             gone = {"id": self.conversation, "object": "conversation.deleted", "deleted": True}
-            self._send({"type": "conversation.deleted", "conversation": gone})
+            self._send({"type": "conversation.deleted", "conversation": gone}, self._listening())
         elif "updated" in message:
             conversation = await self._runtime.store.get_conversation(self._owner, self.conversation)
-            self._send({"type": "conversation.updated", "conversation": wire_conversation(conversation)})
+            updated = {"type": "conversation.updated", "conversation": wire_conversation(conversation)}
+            self._send(updated, self._listening())
         elif "gap" in message:
+            for response_id in [*await self._missed(), *await self._runtime.store.turns(self.conversation)]:
+                await self._announce(response_id)
+        else:  # begun, or ended where we have not heard of the beginning
+            # News of two gateways may come in any order; the conversation has one.
             for response_id in await self._runtime.store.turns(self.conversation):
                 await self._announce(response_id)
-            conversation = await self._runtime.store.get_conversation(self._owner, self.conversation)
-            if conversation.head is not None:
-                await self._announce(conversation.head)
-        else:  # begun, or ended where we have not heard of the beginning
             await self._announce(message.get("begun") or message["ended"])
+
+    async def _missed(self) -> list[str]:
+        """Return ended responses that somebody has not been told of, oldest first."""
+        conversation = await self._runtime.store.get_conversation(self._owner, self.conversation)
+        missed, response_id = [], conversation.head
+        while response_id is not None and self._strangers_to(response_id):
+            missed.append(response_id)
+            response_id = (await self._runtime.store.get_response(self._owner, response_id)).previous
+        return missed[::-1]
 
     async def _announce(self, response_id: str) -> None:
         """Tell every member of a turn, once: its items, then its events."""
-        if response_id in self.seen:
+        if not self._strangers_to(response_id):
             return
         stored = await self._runtime.store.get_response(self._owner, response_id)
         channel = await self._channel_of(stored)
-        self.seen.add(response_id)
+        members = self._strangers_to(response_id)
         for item in stored.items:
-            self._send({"type": "conversation.item.added", "conversation": self.conversation, "item": item.as_wire()})
-        for member in self.members:
-            if not member.client.is_subscribed(response_id):
-                member.client.subscribe(channel, cursor=0, stream_id=member.stream_id)
+            added = {"type": "conversation.item.added", "conversation": self.conversation, "item": item.as_wire()}
+            self._send(added, members)
+        for member in members:
+            member.subscribe(channel, 0)
 
-    def _send(self, event: dict[str, Any]) -> None:
+    def _listening(self) -> list[Member]:
+        return [member for member in self.members if member.is_listening]
+
+    def _strangers_to(self, response_id: str) -> list[Member]:
+        return [member for member in self._listening() if response_id not in member.seen]
+
+    def _send(self, event: dict[str, Any], members: list[Member]) -> None:
         data = encode(event)
-        for member in self.members:
+        for member in members:
             member.send(data)
+
+
+def _so_far(stored: StoredResponse, channel: Channel) -> dict[str, Any]:
+    return {
+        "response": orjson.loads(stored.snapshot),
+        "text": "".join(event.delta or "" for event in channel.events),
+        "sequence_number": channel.events[-1].sequence_number if channel.events else -1,
+    }
 
 
 class Feeds:
@@ -150,50 +195,55 @@ class Feeds:
     def __init__(self, runtime: Runtime, channel_of: Callable[[StoredResponse], Awaitable[Channel]]) -> None:
         self._runtime = runtime
         self._channel_of = channel_of
-        self._feeds: dict[str, tuple[Feed, asyncio.Task[None]]] = {}
+        # By owner, too: a stranger gets a feed of his own, which finds no such conversation.
+        self._feeds: dict[tuple[str, str], tuple[Feed, asyncio.Task[None]]] = {}
         self._lock = asyncio.Lock()
 
     async def join(
-        self, client: Client, owner: str, conversation: str, stream_id: str | None
-    ) -> tuple[Member, dict[str, Any]]:
-        """Subscribe a connection; return its membership and the snapshot to send first.
+        self, client: Client, owner: str, conversation: str, stream_id: str | None, answer: Callable[..., bytes]
+    ) -> None:
+        """Subscribe a connection: send the snapshot, put into words by `answer`, then everything that happens.
 
         Raises NotFoundError, StoreUnavailableError; then nothing of the subscription remains.
         """
+        member = Member(client, stream_id)
         async with self._lock:
             feed = await self._open(conversation, owner)
-            member = Member(client, stream_id)
             feed.members.append(member)
         try:
             async with feed.lock:
-                return member, await feed.snapshot(member)
+                client.send(answer(**await feed.snapshot(member)))
+                member.begin()
         except BaseException:
             await self._drop(feed, member)
             raise
 
-    async def leave(self, client: Client, conversation: str | None) -> int:
-        """End a connection's subscriptions, of one conversation or (None) of all; return how many there were."""
-        count = 0
+    async def leave(self, client: Client, conversation: str | None) -> None:
+        """End a connection's subscriptions, of one conversation or (None) of all."""
         for feed, _ in tuple(self._feeds.values()):
             if conversation in (None, feed.conversation):
                 for member in [member for member in feed.members if member.client is client]:
-                    count += 1
                     await self._drop(feed, member)
-        return count
 
     async def _open(self, conversation: str, owner: str) -> Feed:
-        if conversation not in self._feeds:
+        if (owner, conversation) not in self._feeds:
             feed = Feed(conversation, owner, self._runtime, self._channel_of)
-            await self._runtime.bus.subscribe(conversation_topic(conversation), feed.hear)
+            topic = conversation_topic(conversation)
+            try:
+                await self._runtime.bus.subscribe(topic, feed.hear)
+            except BaseException:
+                await self._runtime.bus.unsubscribe(topic, feed.hear)
+                raise
             task = self._runtime.spawn(feed.run(), f"feed {conversation}")
-            self._feeds[conversation] = (feed, task)
-        return self._feeds[conversation][0]
+            self._feeds[owner, conversation] = (feed, task)
+        return self._feeds[owner, conversation][0]
 
     async def _drop(self, feed: Feed, member: Member) -> None:
         if member in feed.members:
             feed.members.remove(member)
+        member.end()
         async with self._lock:
-            if not feed.members and self._feeds.get(feed.conversation, (None,))[0] is feed:
-                _, task = self._feeds.pop(feed.conversation)
+            if not feed.members and self._feeds.get(feed.key, (None,))[0] is feed:
+                _, task = self._feeds.pop(feed.key)
                 task.cancel()
                 await self._runtime.bus.unsubscribe(conversation_topic(feed.conversation), feed.hear)

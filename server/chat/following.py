@@ -13,7 +13,7 @@ from server.chat.hub import Channel
 from server.chat.reads import terminal_event
 from server.chat.runtime import Runtime
 from server.chat.turn import item_id_of
-from server.store.base import NotFoundError, StoredResponse, StoreUnavailableError
+from server.store.base import NotFoundError, Store, StoredResponse, StoreUnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -29,19 +29,35 @@ def decode_event(number: int, data: bytes) -> Event:
     return Event(number, data, event["delta"] if event["type"] == DELTA_TYPE else None)
 
 
-class Follower:
-    """One response of another gateway: its events read into a channel of ours for as long as somebody listens."""
+async def read_journal(store: Store, response_id: str) -> list[Event]:
+    """Return all of a response's events that Redis holds. Raises StoreUnavailableError."""
+    events: list[Event] = []
+    after = -1
+    while page := await store.read_events(response_id, after=after, count=PAGE):
+        events += [decode_event(number, data) for number, data in page]
+        after = events[-1].sequence_number
+    return events
 
-    def __init__(self, stored: StoredResponse, runtime: Runtime) -> None:
-        self.response_id = stored.id
-        self.owner = stored.owner
-        self.channel = Channel(stored.id, item_id_of(stored.id), self._audience_changed)
+
+class Follower:
+    """One response of another gateway: its events read into a channel of ours for as long as somebody listens.
+
+    channel: one that has listeners and the first events already, of a response that was ours; None makes an empty one.
+    """
+
+    def __init__(self, response_id: str, owner: str, runtime: Runtime, channel: Channel | None = None) -> None:
+        self.response_id = response_id
+        self.owner = owner
+        self.channel = channel or Channel(response_id, item_id_of(response_id), self._audience_changed)
         self.is_cancelled = False
-        self._gateway = stored.gateway
+        self.has_ended = False
+        self._gateway: str | None = None
         self._runtime = runtime
-        self._last = -1
+        self._last = self.channel.events[-1].sequence_number if self.channel.events else -1
+        self._reading = asyncio.Lock()
         self._changed = asyncio.Event()
         self._is_wanted = True
+        self.channel.on_audience = self._audience_changed
 
     async def run(self) -> None:
         """Follow to the terminal event, or until nobody listens any more."""
@@ -51,13 +67,15 @@ class Follower:
             while self._is_wanted and not self.channel.is_closed:
                 await self._step()
         finally:
-            await self._runtime.bus.unsubscribe(topic, self._wake)
+            # Before anything is awaited: who comes meanwhile must find it closed, and begin another one.
             self.channel.close()
+            await self._runtime.bus.unsubscribe(topic, self._wake)
 
     async def catch_up(self) -> None:
         """Read what the journal has now. Raises StoreUnavailableError."""
-        while events := await self._runtime.store.read_events(self.response_id, after=self._last, count=PAGE):
-            self._take([decode_event(number, data) for number, data in events])
+        async with self._reading:  # two at once would take the same events twice
+            while events := await self._runtime.store.read_events(self.response_id, after=self._last, count=PAGE):
+                self._take([decode_event(number, data) for number, data in events])
 
     def cancel(self) -> None:
         """Ask the gateway that runs it to stop it; asked again until it has ended."""
@@ -68,8 +86,10 @@ class Follower:
     async def _step(self) -> None:
         """Tell the owner that we follow, read, and wait for more."""
         self._changed.clear()
-        self._ask_owner()
         try:
+            if self._gateway is None:
+                await self._check_record()
+            self._ask_owner()
             await self.catch_up()
             if not self.channel.is_closed:
                 await _wait(self._changed, REPAIR_S)
@@ -83,9 +103,9 @@ class Follower:
         try:
             stored = await self._runtime.store.get_response(self.owner, self.response_id)
         except NotFoundError:
-            self.channel.close()  # deleted meanwhile
+            self._end()  # deleted meanwhile
             return
-        self._gateway = stored.gateway
+        self.owned_by(stored.gateway)
         if stored.status in ENDED:
             await self.catch_up()
             if not self.channel.is_closed:  # its journal has expired
@@ -95,7 +115,15 @@ class Follower:
         self._last = events[-1].sequence_number
         self.channel.publish(events)
         if events[-1].delta is None and orjson.loads(events[-1].data)["type"] in TERMINAL_TYPES:
-            self.channel.close()
+            self._end()
+
+    def _end(self) -> None:
+        self.has_ended = True
+        self.channel.close()
+
+    def owned_by(self, gateway: str) -> None:
+        """Note which gateway runs it."""
+        self._gateway = gateway
 
     def _ask_owner(self) -> None:
         message = {"follow": self.response_id}
@@ -125,13 +153,28 @@ class Following:
         return None if follower is None or follower.channel.is_closed else follower
 
     async def follow(self, stored: StoredResponse) -> Follower:
-        """Return a follower that has read what the journal has now. Raises StoreUnavailableError."""
-        follower = self.get(stored.id)
-        if follower is None:
-            follower = self._followers[stored.id] = Follower(stored, self._runtime)
+        """Return a follower that has read what the journal has now. Raises StoreUnavailableError.
+
+        One that runs already may lag behind, and a client may have seen more than it: elsewhere, or in the journal.
+        """
+        while True:
+            follower = self.get(stored.id) or self._start(Follower(stored.id, stored.owner, self._runtime))
+            follower.owned_by(stored.gateway)
             await follower.catch_up()
-            task = self._runtime.spawn(follower.run(), f"follow {stored.id}")
-            task.add_done_callback(lambda _task, mine=follower: self._forget(mine))  # type: ignore[misc]
+            if follower.has_ended or not follower.channel.is_closed:  # else its last listener has left meanwhile
+                return follower
+
+    def take_over(self, channel: Channel, owner: str) -> None:
+        """Go on with the listeners of a response that was ours and runs on another gateway now."""
+        if not channel.has_listeners:
+            channel.close()
+            return
+        self._start(Follower(channel.response_id, owner, self._runtime, channel))
+
+    def _start(self, follower: Follower) -> Follower:
+        self._followers[follower.response_id] = follower
+        task = self._runtime.spawn(follower.run(), f"follow {follower.response_id}")
+        task.add_done_callback(lambda _task: self._forget(follower))
         return follower
 
     def _forget(self, follower: Follower) -> None:

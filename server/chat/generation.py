@@ -18,6 +18,7 @@ from protocol.response_stream import ResponseStream, State, failed_event, in_pro
 from server.access.admission import QueueFullError
 from server.chat.context import Context, fit
 from server.chat.errors import translate
+from server.chat.following import read_journal
 from server.chat.hub import Channel
 from server.chat.patience import Patience
 from server.chat.runtime import Runtime
@@ -125,6 +126,11 @@ class Generation:
     def cancel(self) -> None:
         """The user does not want more of it."""
         self.interrupt(Interrupt.CANCELLED)
+
+    def follow(self) -> None:
+        """Another gateway follows for clients of its own, and says so again and again."""
+        self.is_followed = True
+        self._patience.followed()
 
     # The journal's side
 
@@ -373,6 +379,8 @@ class Generation:
     def _publish(self, events: list[Event]) -> None:
         """Give acknowledged events to our own clients, and wake the gateways that follow for theirs."""
         self.channel.publish(events)
+        if events:
+            self._patience.heard()
         if self.is_followed:
             self._runtime.bus.publish(f"wake:{self.response_id}", {})
 
@@ -411,7 +419,8 @@ class Generation:
             self._end_without_store()
         except FencedError:
             # Somebody else goes on with this response; or it was deleted, and then nobody else tells its end.
-            self._close([self._deleted_event()] if await self._is_deleted() else [])
+            is_deleted = await self._is_deleted()
+            self._close([self._deleted_event()] if is_deleted else [], is_elsewhere=not is_deleted)
         else:
             self._close(events)
 
@@ -446,25 +455,39 @@ class Generation:
     def _deleted_event(self) -> Event:
         return self._failed("conversation_not_found", "the conversation was deleted")[0]
 
-    def _failed(self, code: str, message: str) -> tuple[Event, dict[str, Any], tuple[MessageItem, ...]]:
-        """Return an end that fits what clients have seen: events on their way to the store were lost."""
+    def _failed(
+        self, code: str, message: str, events: list[Event] | None = None
+    ) -> tuple[Event, dict[str, Any], tuple[MessageItem, ...]]:
+        """Return an end that fits the events (None: those that clients have seen): what was on its way is lost."""
         self.error = message
         number = self.stream.last_sequence_number + 1
-        text = "".join(event.delta or "" for event in self.channel.events)
+        text = "".join(event.delta or "" for event in (self.channel.events if events is None else events))
         return failed_event(self.turn.head, number, text, code, message, self._usage)
 
     def _end_without_store(self) -> None:
         """Redis was away too long: tell the clients, keep what Redis holds, and write the end when it is back."""
-        event, snapshot, output = self._failed("store_unavailable", "the store did not answer in time")
+        fault = ("store_unavailable", "the store did not answer in time")
         if self.is_stored:
-            end = self._end_record(snapshot, output, State.FAILED, [event])
-            self._runtime.finish_later(end, self.conversation)
-        self._close([event])
+            self._runtime.when_store_is_back(lambda: self._end_late(*fault), self.response_id)
+        self._close([self._failed(*fault)[0]])
 
-    def _close(self, events: list[Event]) -> None:
-        """Publish the last events and let everybody go."""
+    async def _end_late(self, code: str, message: str) -> None:
+        """Write the end with the text that Redis has: it may have taken events whose reply was lost."""
+        events = await read_journal(self._runtime.store, self.response_id)
+        event, snapshot, output = self._failed(code, message, events)
+        end = self._end_record(snapshot, output, State.FAILED, [event])
+        await self._runtime.finish(end, self.conversation, timeout_s=0)
+
+    def _close(self, events: list[Event], *, is_elsewhere: bool = False) -> None:
+        """Publish the last events and let everybody go.
+
+        is_elsewhere: the response goes on at another gateway, and so do its listeners, from where they are.
+        """
         self._publish(events)
-        self.channel.close()
+        if is_elsewhere:
+            self._runtime.go_on_elsewhere(self.channel, self.turn.owner)
+        else:
+            self.channel.close()
         self.ended.set()
         end = self._end_word()
         self._metrics.ended(end, ran=self._started_at is not None)

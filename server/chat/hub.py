@@ -33,7 +33,7 @@ class Channel:
         self.is_closed = False
         self.template = delta_template(item_id)
         self._subscriptions: dict[Subscription, None] = {}
-        self._on_audience = on_audience
+        self.on_audience = on_audience
         self.on_closed: Callable[[], None] | None = None
 
     def publish(self, events: list[Event]) -> None:
@@ -48,7 +48,9 @@ class Channel:
             subscription.subscriber.send(with_stream_id(frame, subscription.stream_id))
 
     def close(self) -> None:
-        """Say that no event follows; subscriptions still hand out what they have not yet."""
+        """Say that no event follows; subscriptions still hand out what they have not yet. Idempotent."""
+        if self.is_closed:
+            return
         self.is_closed = True
         for subscription in tuple(self._subscriptions):
             subscription.subscriber.wake(subscription)
@@ -56,14 +58,18 @@ class Channel:
         if self.on_closed is not None:
             self.on_closed()
 
+    @property
+    def has_listeners(self) -> bool:
+        return bool(self._subscriptions)
+
     def add(self, subscription: Subscription) -> None:
         if not self.is_closed:
             self._subscriptions[subscription] = None
-            self._on_audience(len(self._subscriptions))
+            self.on_audience(len(self._subscriptions))
 
     def discard(self, subscription: Subscription) -> None:
         if self._subscriptions.pop(subscription, self) is None:
-            self._on_audience(len(self._subscriptions))
+            self.on_audience(len(self._subscriptions))
 
     def index_after(self, sequence_number: int) -> int:
         """Return the index of the first event with a higher number. Numbers rise, without gaps or nearly so."""
@@ -80,13 +86,14 @@ class Channel:
 class Subscription:
     """A cursor into one channel's events: a slow client costs a number, not a queue."""
 
-    __slots__ = ("channel", "cursor", "stream_id", "subscriber")
+    __slots__ = ("channel", "cursor", "is_closed", "stream_id", "subscriber")
 
     def __init__(self, channel: Channel, subscriber: Subscriber, *, cursor: int, stream_id: str | None) -> None:
         self.channel = channel
         self.subscriber = subscriber
         self.cursor = cursor
         self.stream_id = stream_id
+        self.is_closed = False
 
     def take(self) -> Iterator[bytes]:
         """Yield the frames since the last call; text deltas that gathered are one frame."""
@@ -95,12 +102,13 @@ class Subscription:
 
     def take_events(self) -> list[Event]:
         """Return the events since the last call, unmerged."""
-        events = self.channel.events[self.cursor :]
+        events = [] if self.is_closed else self.channel.events[self.cursor :]
         self.cursor += len(events)
         return events
 
     def close(self) -> None:
         """Want no more events; idempotent."""
+        self.is_closed = True
         self.channel.discard(self)
 
 

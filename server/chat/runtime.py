@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
+from server.chat.hub import Channel
 from server.config import Config
 from server.observe.metrics import Metrics
 from server.store.base import FencedError, Finish, Store, StoreUnavailableError
@@ -36,6 +37,8 @@ class Runtime:
         self.bus = bus
         self.metrics = metrics
         self.gateway_id = gateway_id
+        # What becomes of the listeners of a response that another gateway has taken from us; the chat sets it.
+        self.go_on_elsewhere: Callable[[Channel, str], None] = lambda channel, _owner: channel.close()
         self._background: set[asyncio.Task[None]] = set()
 
     async def finish(self, end: Finish, conversation: str | None, *, timeout_s: float | None) -> None:
@@ -63,15 +66,23 @@ class Runtime:
         if conversation is not None:
             self.bus.publish(conversation_topic(conversation), news)
 
-    def finish_later(self, end: Finish, conversation: str | None) -> None:
-        """Write an end that Redis could not take in time, as soon as it is back."""
-        self.spawn(self._finish_when_possible(end, conversation), f"finish {end.response_id}")
+    def when_store_is_back(self, work: Callable[[], Awaitable[None]], response_id: str) -> None:
+        """Do what Redis could not take in time, as soon as it is back; `work` may be repeated."""
+        self.spawn(self._repeat(work, response_id), f"finish {response_id}")
 
-    async def _finish_when_possible(self, end: Finish, conversation: str | None) -> None:
-        try:
-            await self.finish(end, conversation, timeout_s=None)
-        except FencedError:
-            logger.info("response %s was taken over", end.response_id, extra={"response": end.response_id})
+    async def _repeat(self, work: Callable[[], Awaitable[None]], response_id: str) -> None:
+        delay = RETRY_FIRST_S
+        while True:
+            try:
+                await work()
+            except StoreUnavailableError:
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, RETRY_MAX_S)
+            except FencedError:
+                logger.info("response %s was taken over", response_id, extra={"response": response_id})
+                return
+            else:
+                return
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run `work` in a task that is kept until it ends, whose failure is logged."""

@@ -7,6 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, Final
 
 from protocol.codec import with_stream_id
@@ -60,6 +61,7 @@ class Chat:
         self._pool = pool
         self.reads = Reads(self._store, pool)
         self._following = Following(runtime)
+        runtime.go_on_elsewhere = self._following.take_over
         self._feeds = Feeds(runtime, self._channel_of)
         self._running: dict[str, Generation] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -147,7 +149,7 @@ class Chat:
         """Do what another gateway asks for a client of its own."""
         generation = self._running.get(message.get("follow", ""))
         if generation is not None:
-            generation.is_followed = True
+            generation.follow()
             if "cancel" in message:
                 generation.cancel()
 
@@ -328,9 +330,8 @@ class Chat:
     async def subscribe(self, client: Client, command: ConversationSubscribe) -> None:
         """Send the conversation as it is, then everything that happens in it."""
         await self._feeds.leave(client, command.conversation)  # a second subscription replaces the first
-        member, snapshot = await self._feeds.join(client, client.user.id, command.conversation, command.stream_id)
-        client.send(answer("conversation.subscribed", command, **snapshot))
-        member.begin()
+        subscribed = partial(answer, "conversation.subscribed", command)
+        await self._feeds.join(client, client.user.id, command.conversation, command.stream_id, subscribed)
 
     async def unsubscribe(self, client: Client, command: ConversationUnsubscribe) -> None:
         await self._feeds.leave(client, command.conversation)

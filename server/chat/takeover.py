@@ -10,7 +10,7 @@ from typing import Final
 from protocol.codec import encode
 from protocol.events import Event, Usage
 from protocol.response_stream import State, failed_event
-from server.chat.following import decode_event
+from server.chat.following import read_journal
 from server.chat.runtime import Runtime
 from server.chat.turn import restored_head
 from server.store.base import FencedError, Finish, StoredResponse, StoreError, StoreUnavailableError
@@ -19,7 +19,6 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S: Final = 1.0
 HEARTBEAT_TTL_S: Final = 5.0  # a gateway silent this long is dead
-JOURNAL_PAGE: Final = 1000  # events read at once
 MAX_EPOCHS: Final = 5  # gateways that may die under one response before it fails with what there is of it
 
 
@@ -74,7 +73,7 @@ class Takeover:
 
     async def _take_over(self, stored: StoredResponse) -> None:
         """Go on with a response, or end it with the text that clients have seen where that cannot be."""
-        events = await self._read_journal(stored.id)
+        events = await read_journal(self._store, stored.id)
         fields = {"response": stored.id, "epoch": stored.epoch, "events": len(events)}
         if stored.epoch <= MAX_EPOCHS and self._adopt(stored, events):
             logger.info("took a response over", extra=fields)
@@ -96,15 +95,6 @@ class Takeover:
             await self._runtime.finish(end, stored.conversation, timeout_s=0)
         except FencedError:
             logger.info("orphan was taken by another gateway", extra=fields)
-
-    async def _read_journal(self, response_id: str) -> list[Event]:
-        """Return all of a response's events."""
-        events: list[Event] = []
-        after = -1
-        while page := await self._store.read_events(response_id, after=after, count=JOURNAL_PAGE):
-            events += [decode_event(number, data) for number, data in page]
-            after = events[-1].sequence_number
-        return events
 
     def _note_store(self, *, is_up: bool, why: str) -> None:
         self._runtime.metrics.store_up(up=is_up)

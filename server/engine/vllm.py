@@ -17,6 +17,7 @@ import contextlib
 import multiprocessing
 import threading
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 from protocol.errors import excerpt
@@ -34,7 +35,7 @@ from server.engine.base import (
     VllmSettings,
 )
 from server.engine.prompt import PromptRenderer
-from server.engine.vllm_start import Start, check_source, engine_arguments, on_event_loop
+from server.engine.vllm_start import Start, check_source, engine_arguments, not_importable, on_event_loop
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -49,19 +50,7 @@ _KILLED_S: Final = 10.0
 _FINISH_REASONS: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 # `Sampling` and `SamplingParams` share these names. A model's own defaults stand where the request has None.
-_SAMPLING_FIELDS: Final = (
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "min_tokens",
-    "ignore_eos",
-)
+_SAMPLING_FIELDS: Final = tuple(field.name for field in fields(Sampling) if field.name != "stop")
 
 
 class VllmEngine:
@@ -127,7 +116,7 @@ class VllmEngine:
                 from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415 - as above
                 from vllm.v1.engine.core import EngineCoreProc  # noqa: PLC0415 - as above
             except ImportError as error:
-                raise EngineStartError(_not_installed(error)) from error
+                raise EngineStartError(not_importable(error)) from error
             start.step("reading the model's settings")
             arguments = engine_arguments(self._source, self._settings, cpu=current_platform.is_cpu())
             config = AsyncEngineArgs(**arguments).create_engine_config()
@@ -185,8 +174,9 @@ class VllmEngine:
 
     async def check_health(self) -> None:
         """Ask vLLM whether its process lives."""
+        llm = self._alive()
         try:
-            await self._alive().check_health()
+            await llm.check_health()
         except Exception as error:
             raise self._translated(error) from error
 
@@ -242,8 +232,6 @@ class VllmEngine:
     def _translated(self, error: Exception) -> EngineError:
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError  # noqa: PLC0415 - as in generate
 
-        if isinstance(error, EngineError):
-            return error
         if isinstance(error, VllmDeadError) or self._closer is not None or (self._llm and self._llm.errored):
             return EngineDeadError(f"the process of engine {self.name} is gone")
         cause = error.__cause__ or error  # vLLM wraps what it did not expect
@@ -261,10 +249,3 @@ def _chunk(output: RequestOutput, cached_tokens: int) -> Chunk:
     if finish_reason is FinishReason.LENGTH:
         text = text.rstrip("\ufffd")  # half a character, cut off by max_tokens
     return Chunk(text, len(completion.token_ids), finish_reason, cached_tokens)
-
-
-def _not_installed(error: ImportError) -> str:
-    missing = getattr(error, "name", None) or ""
-    if missing.partition(".")[0] == "vllm":
-        return "vLLM is not installed: run make serve, or pip install 'tokenwire[cpu]' or 'tokenwire[gpu]'"
-    return f"vLLM is installed but cannot be imported: {excerpt(str(error))}"

@@ -168,3 +168,11 @@ def on_event_loop(progress: ProgressCallback, call_soon: Callable[..., object]) 
             call_soon(progress, words, share)
 
     return report
+
+
+def not_importable(error: ImportError) -> str:
+    """Return what to do when vLLM cannot be imported."""
+    missing = getattr(error, "name", None) or ""
+    if missing.partition(".")[0] == "vllm":
+        return "vLLM is not installed: run make serve, or pip install 'tokenwire[cpu]' or 'tokenwire[gpu]'"
+    return f"vLLM is installed but cannot be imported: {excerpt(str(error))}"

@@ -63,7 +63,7 @@ class Connection:
         await self._outbox.write(frame)
 
     def subscribe(self, channel: Channel, *, cursor: int, stream_id: str | None) -> Subscription:
-        self._subscriptions = [kept for kept in self._subscriptions if not kept.channel.is_closed]
+        self._subscriptions = [kept for kept in self._subscriptions if not (kept.is_closed or kept.channel.is_closed)]
         subscription = Subscription(channel, self, cursor=cursor, stream_id=stream_id)
         channel.add(subscription)
         self._subscriptions.append(subscription)
@@ -71,7 +71,11 @@ class Connection:
         return subscription
 
     def is_subscribed(self, response_id: str) -> bool:
-        return any(subscription.channel.response_id == response_id for subscription in self._subscriptions)
+        return any(
+            subscription.channel.response_id == response_id
+            for subscription in self._subscriptions
+            if not subscription.is_closed
+        )
 
     def wake(self, subscription: Subscription) -> None:
         self._outbox.wake(subscription)

@@ -27,7 +27,7 @@ Progress = Callable[[str], None]
 
 DEFAULT_MODEL = SMOLLM2.alias
 MANIFEST = "tokenwire-manifest.json"
-CONVERSION = 2  # raise it when server/models/packaged.py converts differently: cached models are then remade
+CONVERSION = 3  # raise it when server/models/packaged.py converts differently: cached models are then remade
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]+)?")
 
 

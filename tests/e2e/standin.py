@@ -21,6 +21,7 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
 WEB = Path(__file__).parents[2] / "web"
+SNAPSHOT_ITEMS = 100
 SCRIPTS = ("!queue", "!refuse", "!cut", "!final", "!fail", "!silent")
 
 
@@ -34,6 +35,7 @@ class Run:
         self.changed = asyncio.Condition()
         self.cancelled = False
         self.over = False
+        self.listeners: set[ServerConnection] = set()
 
     async def emit(self, kind: str, **fields: object) -> None:
         async with self.changed:
@@ -56,6 +58,7 @@ class StandIn:
         self.played: set[str] = set()  # scripts that are played only once a turn
         self.closing = True  # whether "!final" closes
         self.connections: set[ServerConnection] = set()
+        self.subscribers: dict[str, dict[ServerConnection, str | None]] = {}  # by conversation, with their lanes
         self.tasks: set[asyncio.Task] = set()
         self.numbers = itertools.count(1)
         self.port = 0
@@ -118,6 +121,8 @@ class StandIn:
                     await self._command(connection, json.loads(frame))
         finally:
             self.connections.discard(connection)
+            for members in self.subscribers.values():
+                members.pop(connection, None)
 
     def _spawn(self, coroutine) -> None:
         task = asyncio.create_task(coroutine)
@@ -175,7 +180,52 @@ class StandIn:
         }
 
     async def _conversation_delete(self, _, command: dict) -> dict:
-        return {"type": "conversation.deleted", "conversation": self.conversations.pop(command["conversation"])}
+        conversation = {"id": command["conversation"], "object": "conversation.deleted", "deleted": True}
+        del self.conversations[command["conversation"]]
+        await self._tell(command["conversation"], {"type": "conversation.deleted", "conversation": conversation})
+        return {"type": "conversation.deleted", "conversation": conversation}
+
+    async def _conversation_update(self, _, command: dict) -> dict:
+        conversation = self.conversations[command["conversation"]]
+        conversation["metadata"] = command["metadata"]
+        await self._tell(conversation["id"], {"type": "conversation.updated", "conversation": conversation})
+        return {"type": "conversation.updated", "conversation": conversation}
+
+    async def _conversation_subscribe(self, connection: ServerConnection, command: dict) -> dict:
+        conversation = self.conversations.get(command["conversation"])
+        if conversation is None:
+            return error(404, "conversation_not_found", "There is no such conversation.")
+        stream_id = command.get("stream_id")
+        self.subscribers.setdefault(conversation["id"], {})[connection] = stream_id
+        responses = []
+        for run in self.runs.values():
+            if run.conversation == conversation["id"] and not run.over:
+                responses.append(self._so_far(run))
+                if connection not in run.listeners:
+                    self._spawn(self._follow(connection, run, len(run.events) - 1, stream_id))
+        items = self.items[conversation["id"]]
+        page = {"items": items[:SNAPSHOT_ITEMS], "has_more": len(items) > SNAPSHOT_ITEMS, "responses": responses}
+        return {"type": "conversation.subscribed", "conversation": conversation, **page}
+
+    def _so_far(self, run: Run) -> dict:
+        text = "".join(event.get("delta", "") for event in run.events)
+        response = {"id": run.id, "status": "in_progress", "model": "stand-in", "output": []}
+        return {"response": response, "text": text, "sequence_number": len(run.events) - 1}
+
+    async def _conversation_unsubscribe(self, connection: ServerConnection, command: dict) -> dict:
+        self.subscribers.get(command["conversation"], {}).pop(connection, None)
+        return {"type": "conversation.unsubscribed", "conversation": {"id": command["conversation"]}}
+
+    async def _tell(self, conversation: str, event: dict) -> None:
+        for connection, stream_id in list(self.subscribers.get(conversation, {}).items()):
+            await self._send(connection, {**event, **({"stream_id": stream_id} if stream_id else {})})
+
+    async def _announce(self, run: Run, item: dict) -> None:
+        added = {"type": "conversation.item.added", "conversation": run.conversation, "item": item}
+        await self._tell(run.conversation, added)
+        for connection, stream_id in list(self.subscribers.get(run.conversation, {}).items()):
+            if connection not in run.listeners:
+                self._spawn(self._follow(connection, run, -1, stream_id))
 
     async def _conversation_items_list(self, _, command: dict) -> dict:
         items = self.items[command["conversation"]]
@@ -202,6 +252,7 @@ class StandIn:
             run = self.turns[command["id"]] = Run(f"resp_{next(self.numbers)}", command["conversation"])
             self.runs[run.id] = run
             self._spawn(self._answer(run, command["input"], script))
+        run.listeners.add(connection)
         self._spawn(self._follow(connection, run, -1, command.get("stream_id")))
         return None
 
@@ -218,6 +269,7 @@ class StandIn:
     # ── a response ──
 
     async def _follow(self, connection: ServerConnection, run: Run, after: int, stream_id: str | None) -> None:
+        run.listeners.add(connection)
         lane = {"stream_id": stream_id} if stream_id else {}
         for position in itertools.count(after + 1):
             async with run.changed:
@@ -230,6 +282,7 @@ class StandIn:
     async def _answer(self, run: Run, text: str, script: str) -> None:
         items = self.items[run.conversation]
         items.append(message(f"msg_{next(self.numbers)}", "user", text, run.id))
+        await self._announce(run, items[-1])
         response = {
             "id": run.id,
             "object": "response",
@@ -242,7 +295,7 @@ class StandIn:
         if script == "!queue":
             await self._queue(run, response)
         await run.emit("response.created", response=response)
-        said, item_id = "", f"msg_{next(self.numbers)}"
+        said, item_id = "", run.id.replace("resp_", "msg_")
         for word in re.findall(r"\s*\S+\s*$|\s*\S+", text):
             if run.cancelled:
                 break

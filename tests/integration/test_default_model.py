@@ -35,7 +35,7 @@ def test_the_model_is_plain_bfloat16_with_tokenizer_and_chat_template(model):
     assert config["max_position_embeddings"] == 8192
     assert "quantization_config" not in config
     generation = json.loads((model / "generation_config.json").read_text())
-    assert (generation["temperature"], generation["top_p"]) == (0.2, 0.9)
+    assert (generation["temperature"], generation["repetition_penalty"]) == (0.0, 1.1)
     assert "<|im_start|>assistant" in (model / "chat_template.jinja").read_text()
     assert (model / "model.safetensors").stat().st_size < 280_000_000
 

@@ -107,7 +107,9 @@ class ServerProcess:
         self.start(port)
 
     def __enter__(self) -> Self:
-        return self if self.url else self.start()
+        if not self.url:
+            self.start()
+        return self
 
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
@@ -168,6 +170,13 @@ class ServerProcess:
         deadline = time.monotonic() + timeout_s
         while (seen := self.metric(name, **labels)) != value:
             assert time.monotonic() < deadline, f"{name} stays at {seen}, not {value}\n{self.tail()}"
+            time.sleep(POLL_S)
+
+    def until_ready(self, status: int = 200, timeout_s: float = 30) -> None:
+        """Return when /readyz has that status."""
+        deadline = time.monotonic() + timeout_s
+        while (seen := self.get("/readyz"))[0] != status:
+            assert time.monotonic() < deadline, f"/readyz stays at {seen}\n{self.tail()}"
             time.sleep(POLL_S)
 
     # Its processes

@@ -254,7 +254,7 @@ async def test_a_repetition_is_not_judged_again(server: ServerProcess):
         assert error["code"] == "context_length_exceeded"
 
 
-# store:false
+# Unstored answers
 
 
 async def test_unstored_answers_live_on_their_connection(server: ServerProcess):

@@ -20,7 +20,8 @@ async def test_history_reaches_the_model(server: ServerProcess):
         assert [answer.input_tokens for answer in (first, second, third)] == [3, 7, 9]
         assert second.response["usage"]["input_tokens_details"]["cached_tokens"] > 0
         assert await c.items(conversation) == [
-            ("user", "a b c"), ("assistant", "a b c"), ("user", "d"), ("assistant", "d"), ("user", "e"), ("assistant", "e")
+            ("user", "a b c"), ("assistant", "a b c"), ("user", "d"), ("assistant", "d"),
+            ("user", "e"), ("assistant", "e"),
         ]  # fmt: skip
 
 

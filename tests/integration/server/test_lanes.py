@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.integration.server.wire import DELTA, TERMINAL, client
 from tests.support.server import ServerProcess
 
@@ -23,7 +25,8 @@ async def test_lanes_run_side_by_side(slow: ServerProcess):
         await c.create(LONG, stream_id="long")
         await c.create("short", stream_id="short")
         await c.create("bare")
-        order, seen = [], set()
+        order: list[str | None] = []
+        seen = set()
         while len(order) < 3:
             event = await c.event()
             seen.add(event.get("stream_id", "absent"))
@@ -69,7 +72,9 @@ async def test_a_lane_queues_sixteen_turns(slow: ServerProcess):
             await c.create(f"n{number}", stream_id="a")
         await c.create("too much", stream_id="a", id="over")
         await c.send("response.cancel", stream_id="a")
-        events, texts, refused = [], [], []
+        events: list[dict[str, Any]] = []
+        texts: list[str] = []
+        refused: list[tuple[str, str]] = []
         while len(texts) < 17:
             event = await c.lane_event("a")
             if event["type"] == "error":

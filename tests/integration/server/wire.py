@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
 
 from tests.support.server import ServerProcess
 
@@ -159,6 +161,14 @@ class Client:
         """Return who said what in a conversation."""
         listed = await self.do("conversation.items.list", conversation=conversation)
         return [(item["role"], "".join(part["text"] for part in item["content"])) for item in listed["data"]]
+
+    async def until_closed(self) -> list[dict[str, Any]]:
+        """Return all events until the server closes the connection."""
+        events = []
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                events.append(await self.event())
+        return events
 
     def forget(self) -> None:
         """Drop the events that were kept."""

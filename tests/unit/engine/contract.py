@@ -117,13 +117,14 @@ class EngineContract:
         assert [text_of(chunks) for chunks in answers] == [alone[text] for text in questions]
 
     async def test_a_late_consumer_gets_one_chunk(self, engine: Engine) -> None:
-        """What gathers while nobody reads is one chunk."""
+        """What gathers while nobody reads is one chunk; on a busy machine that can be the very first."""
         chunks, first = await begin(engine, user(self.OTHER), Sampling(6, temperature=0.0, ignore_eos=True))
         await ask(engine, user(self.OTHER), Sampling(12, temperature=0.0, ignore_eos=True))
         rest = [chunk async for chunk in chunks]
-        assert len(rest) == 1
-        assert first.token_count + rest[0].token_count == 6
-        assert rest[0].finish_reason is FinishReason.LENGTH
+        assert len(rest) == (0 if first.finish_reason else 1)
+        last = [first, *rest][-1]
+        assert sum(chunk.token_count for chunk in (first, *rest)) == 6
+        assert last.finish_reason is FinishReason.LENGTH
 
     async def test_a_second_turn_finds_the_first_in_the_prefix_cache(self, engine: Engine) -> None:
         """`cached_tokens` is above 0 on a follow-up, the same on every chunk, and below the prompt's length."""

@@ -16,4 +16,4 @@ class TestEcho(EngineContract):
 
     @pytest.fixture
     def engine(self) -> EchoEngine:
-        return EchoEngine("echo", rate=1000.0, ttft_ms=1.0)
+        return EchoEngine("echo", rate=500.0, ttft_ms=1.0)

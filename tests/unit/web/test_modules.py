@@ -5,8 +5,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 # Where the set-up puts Node programs and, on a machine without Node, Node itself.
@@ -15,8 +13,7 @@ SEARCH = os.pathsep.join([str(ROOT / ".tools/node_modules/.bin"), str(ROOT / ".v
 
 def program(name: str) -> str:
     found = shutil.which(name, path=SEARCH)
-    if found is None:
-        pytest.skip(f"{name} is not installed")
+    assert found, f"{name} is missing: `make setup-dev` installs it (scripts/setup.sh)"
     return found
 
 

@@ -1,0 +1,249 @@
+"""Live conversations: every subscribed connection hears of every turn, once, in order, and of nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from protocol.errors import ProtocolError
+from tests.support.memory import MemoryClient
+
+
+async def subscribe(gateway, client, conversation, **fields):
+    await gateway.handle(client, type="conversation.subscribe", conversation=conversation, **fields)
+
+
+async def test_two_devices_see_a_turn_of_a_third(a, b, conversation):
+    """On the gateway that answers and on another one: the items, then every event, with the subscription's lane."""
+    here, there = MemoryClient(), MemoryClient()
+    await subscribe(a, here, conversation, stream_id="live", id="s1")
+    await subscribe(b, there, conversation)
+    await a.create(conversation=conversation)
+    a.engine.say("Hel")
+    a.engine.say("lo")
+    a.engine.end()
+    for client in (here, there):
+        await client.until("response.completed")
+        assert client.text() == "Hello"
+        assert client.types()[:2] == ["conversation.subscribed", "conversation.item.added"]
+        numbers = [event["sequence_number"] for event in client.of()]
+        assert numbers == sorted(set(numbers))
+    assert here.frames[0]["id"] == "s1"
+    assert {frame.get("stream_id") for frame in here.frames} == {"live"}
+    assert {frame.get("stream_id") for frame in there.frames} == {None}
+
+
+async def test_a_late_joiner_has_it_all(a, b, conversation):
+    """Text so far in the snapshot, the rest as events, without a gap; its answer comes before everything else."""
+    await a.create(conversation=conversation)
+    a.engine.say("Hello ")
+    await a.client.until("response.output_text.delta")
+    for gateway in (a, b):
+        late = MemoryClient()
+        await subscribe(gateway, late, conversation)
+        (running,) = late.frames[0]["responses"]
+        assert running["text"] == "Hello "
+        gateway.late = late
+    a.engine.say("world")
+    a.engine.end()
+    for gateway in (a, b):
+        late = gateway.late
+        await late.until("response.completed")
+        assert late.types()[0] == "conversation.subscribed"
+        assert late.text() == "world"
+        assert late.of()[0]["sequence_number"] > late.frames[0]["responses"][0]["sequence_number"]
+
+
+async def test_events_during_a_join_come_after_its_answer(a, store, conversation):
+    """Tokens go on while the snapshot is made; the first frame is the snapshot all the same, and no text is lost."""
+    await a.create(conversation=conversation)
+    await a.client.until("response.in_progress")
+    late = MemoryClient()
+    with store.pause("get_response"):
+        joining = asyncio.create_task(subscribe(a, late, conversation))
+        await store.held("get_response")
+        a.engine.say("early ")
+        await a.client.until("response.output_text.delta")
+        assert late.frames == []
+    await joining
+    a.engine.say("late")
+    a.engine.end()
+    await late.until("response.completed")
+    assert late.types()[0] == "conversation.subscribed"
+    assert late.frames[0]["responses"][0]["text"] + late.text() == "early late"
+
+
+async def test_who_was_there_before_a_join_hears_of_the_turn_too(a, bus, conversation):
+    """A turn that a joiner finds in its snapshot, before its news has come, is still news to the others."""
+    first, second = MemoryClient(), MemoryClient()
+    await subscribe(a, first, conversation)
+    bus.is_cut = True
+    generation = await a.create(conversation=conversation)
+    await subscribe(a, second, conversation)
+    bus.is_cut = False
+    bus.publish("conversation:conv_1", {"begun": generation.response_id})
+    a.engine.say("x")
+    a.engine.end()
+    await first.until("response.completed")
+    await second.until("response.completed")
+    assert first.types().count("conversation.item.added") == 1
+    assert second.types().count("conversation.item.added") == 0
+    assert first.types().count("response.created") == 1
+
+
+async def test_a_gap_repairs_and_repeats_nothing(a, bus, conversation):
+    """After lost messages the missed turn is told; what was known, in the snapshot or since, is not told again."""
+    await a.create(conversation=conversation)
+    a.engine.say("old")
+    a.engine.end()
+    await a.client.until("response.completed")
+    client = MemoryClient()
+    await subscribe(a, client, conversation)
+    bus.deliver("conversation:conv_1", {"gap": True})
+    bus.is_cut = True
+    await a.create(conversation=conversation)
+    bus.is_cut = False
+    bus.deliver("conversation:conv_1", {"gap": True})
+    bus.deliver("conversation:conv_1", {"gap": True})
+    a.engine.say("new")
+    a.engine.end()
+    await client.until("response.completed")
+    assert client.text() == "new"
+    assert client.types().count("conversation.item.added") == 1
+
+
+async def test_own_turns_come_once(a, conversation):
+    """Who began the turn gets its events on the turn's lane, not on the subscription's as well."""
+    await subscribe(a, a.client, conversation, stream_id="live")
+    await a.create(conversation=conversation, stream_id="turn")
+    a.engine.say("x")
+    a.engine.end()
+    await a.client.until("response.completed")
+    await a.client.until("conversation.item.added")
+    assert {event["stream_id"] for event in a.client.of()} == {"turn"}
+    assert a.client.types().count("response.created") == 1
+
+
+async def test_strangers_see_nothing(a, conversation):
+    """Another account's conversation is not there, also while its owner's feed is open; nor does asking do harm."""
+    owner, stranger = MemoryClient("ann"), MemoryClient("eve")
+    await subscribe(a, owner, conversation)
+    with pytest.raises(ProtocolError) as caught:
+        await subscribe(a, stranger, conversation)
+    assert caught.value.code == "conversation_not_found"
+    await a.create(MemoryClient("ann"), conversation=conversation)
+    a.engine.end()
+    await owner.until("response.completed")
+    assert stranger.frames == []
+
+
+async def test_a_stranger_that_was_first_is_not_in_the_way(a, store, conversation):
+    """The owner joins while a stranger's attempt is still being judged."""
+    owner, stranger = MemoryClient("ann"), MemoryClient("eve")
+    with store.pause("turns"):
+        attempt = asyncio.create_task(subscribe(a, stranger, conversation))
+        await store.held("turns")
+        joining = asyncio.create_task(subscribe(a, owner, conversation))
+    await joining
+    with pytest.raises(ProtocolError):
+        await attempt
+    assert owner.types() == ["conversation.subscribed"]
+
+
+async def test_unsubscribing_ends_the_events_of_what_runs(a, conversation):
+    """After the answer to `conversation.unsubscribe` nothing of the conversation comes, and nothing is left over."""
+    client = MemoryClient()
+    await subscribe(a, client, conversation)
+    await a.create(conversation=conversation)
+    a.engine.say("one")
+    await client.until("response.output_text.delta")
+    await a.handle(client, type="conversation.unsubscribe", conversation=conversation)
+    a.engine.say("two")
+    a.engine.end()
+    await a.client.until("response.completed")
+    assert client.types()[-1] == "conversation.unsubscribed"
+    assert client.text() == "one"
+
+
+async def test_a_second_subscription_replaces_the_first(a, conversation):
+    """On another lane: from there on all comes on that lane, once."""
+    client = MemoryClient()
+    await subscribe(a, client, conversation, stream_id="one")
+    await a.create(conversation=conversation)
+    a.engine.say("x")
+    await client.until("response.output_text.delta")
+    await subscribe(a, client, conversation, stream_id="two")
+    a.engine.say("y")
+    a.engine.end()
+    end = await client.until("response.completed")
+    assert end["stream_id"] == "two"
+    assert client.types().count("response.completed") == 1
+    second = [frame for frame in client.frames if frame["type"] == "conversation.subscribed"][1]
+    assert second["responses"][0]["text"] == "x"
+    assert client.text() == "xy"
+
+
+async def test_changes_are_told(a, b, conversation):
+    """Metadata and the end of the conversation, to subscribers on either gateway."""
+    client = MemoryClient()
+    await subscribe(a, client, conversation)
+    await b.handle(type="conversation.update", conversation=conversation, metadata={"title": "t"})
+    updated = await client.until("conversation.updated")
+    assert updated["conversation"]["metadata"] == {"title": "t"}
+    await b.handle(type="conversation.delete", conversation=conversation)
+    deleted = await client.until("conversation.deleted")
+    assert deleted["conversation"] == {"id": conversation, "object": "conversation.deleted", "deleted": True}
+
+
+async def test_news_that_meets_a_silent_store_is_told_later(a, store, bus, conversation):
+    """The feed tries again until Redis is back."""
+    client = MemoryClient()
+    await subscribe(a, client, conversation)
+    store.is_away = True
+    bus.deliver("conversation:conv_1", {"updated": True})
+    failed = store.calls.count("get_conversation")
+    while store.calls.count("get_conversation") < failed + 2:
+        await asyncio.sleep(0.001)
+    store.is_away = False
+    await client.until("conversation.updated")
+
+
+async def test_one_bad_piece_of_news_does_not_end_a_feed(a, bus, conversation, caplog):
+    """It is logged, and the next one is told."""
+    client = MemoryClient()
+    await subscribe(a, client, conversation)
+    bus.deliver("conversation:conv_1", {"nonsense": 1})
+    bus.deliver("conversation:conv_1", {"updated": True})
+    await client.until("conversation.updated")
+    assert "could not be told" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["leaves", "is cancelled", "meets a silent store", "names nothing"])
+async def test_nothing_is_left_of_a_subscription(a, store, bus, conversation, how):
+    """However it ends, no handler and no task of the feed remains."""
+    before = bus.listeners
+    client = MemoryClient()
+    if how == "leaves":
+        await subscribe(a, client, conversation)
+        assert bus.listeners == before + 1
+        await a.chat.leave(client)
+    elif how == "is cancelled":
+        with store.pause("turns"):
+            joining = asyncio.create_task(subscribe(a, client, conversation))
+            await store.held("turns")
+            joining.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await joining
+    elif how == "meets a silent store":
+        store.is_away = True
+        with pytest.raises(ProtocolError):
+            await subscribe(a, client, conversation)
+        store.is_away = False
+    else:
+        with pytest.raises(ProtocolError):
+            await subscribe(a, client, "conv_none")
+    assert bus.listeners == before
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("feed") and not task.cancelling()]
+    await subscribe(a, client, conversation)
+    assert client.types()[-1] == "conversation.subscribed"

@@ -1,0 +1,120 @@
+"""A vLLM engine's arguments, its output and its errors, without vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from server.engine.base import EngineDeadError, EngineStartError, VllmSettings
+from server.engine.core_process import CoreOutput, root_cause
+from server.engine.vllm import VllmEngine
+from server.engine.vllm_start import Start, check_source, engine_arguments, explain
+
+
+def test_defaults_on_a_cpu() -> None:
+    """Number format, eager mode, a small block for the prefix cache, and 1 GiB for it."""
+    arguments = engine_arguments("m", VllmSettings(), cpu=True)
+    assert (arguments["dtype"], arguments["enforce_eager"], arguments["block_size"]) == ("float32", True, 32)
+    assert arguments["kv_cache_memory_bytes"] == 2**30
+
+
+def test_defaults_on_a_gpu_are_vllms() -> None:
+    """Nothing but the model, the prefix cache and no statistics."""
+    assert engine_arguments("m", VllmSettings(), cpu=False) == {
+        "model": "m",
+        "disable_log_stats": True,
+        "enable_prefix_caching": True,
+    }
+
+
+def test_what_is_set_wins_and_extra_wins_over_all() -> None:
+    """Also values that are false or zero."""
+    settings = VllmSettings(enforce_eager=False, seed=0, cpu_kvcache_gib=0.5, extra={"block_size": 64, "seed": 7})
+    arguments = engine_arguments("m", settings, cpu=True)
+    assert (arguments["enforce_eager"], arguments["seed"], arguments["block_size"]) == (False, 7, 64)
+    assert arguments["kv_cache_memory_bytes"] == 2**29
+
+
+@pytest.mark.parametrize("source", ["/no/such/model", "./no-such", "~/no-such-model-here"])
+def test_a_path_that_is_not_there(source: str) -> None:
+    """Told at once, without importing vLLM."""
+    with pytest.raises(EngineStartError, match="does not exist"):
+        check_source(source)
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    """As above; a hub id passes."""
+    with pytest.raises(EngineStartError, match=r"no config\.json"):
+        asyncio.run(VllmEngine("x", str(tmp_path)).start(lambda *_: None))
+    check_source("org/name")
+
+
+def test_the_first_exception_of_the_output_is_the_cause() -> None:
+    """Whoever printed it; later ones only say that it happened."""
+    prefix = "(Worker pid=7) ERROR 11-30 00:09:54 [multiproc_executor.py:953] "
+    lines = deque(
+        [
+            f"{prefix}Traceback (most recent call last):",
+            f"{prefix}    raise ValueError: no",
+            f"{prefix}torch.OutOfMemoryError: CUDA out of memory.",
+            "Exception: WorkerProc initialization failed due to an exception in a background process.",
+        ]
+    )
+    assert root_cause(lines) == "torch.OutOfMemoryError: CUDA out of memory."
+    assert root_cause(deque(["all is well"])) is None
+
+
+def test_an_explanation_is_one_line_with_a_hint() -> None:
+    """Cut, without line breaks, and with what to do."""
+    text = explain("m", "torch.OutOfMemoryError: CUDA out of memory.\n" + "x" * 1000)
+    assert text.startswith("model 'm' cannot be started: torch.OutOfMemoryError: CUDA out of memory. xxx")
+    assert text.endswith("(free some memory, or take less with gpu_memory_utilization or cpu_kvcache_gib)")
+    assert len(text) < 450
+
+
+def test_the_output_tells_process_and_progress() -> None:
+    """The process id comes first; progress bars end in a carriage return; the end is when the last writer closes."""
+    processes: list[int] = []
+    shares: list[float] = []
+    output = CoreOutput(verbose=False, on_process=processes.append, on_loading=shares.append)
+    bar = "Loading safetensors checkpoint shards: {:3}% Completed | 1/2 [00:00<?, ?it/s]\r"
+    output.writer._send(f"tokenwire-engine-core 42\n{bar.format(0)}{bar.format(50)}ValueError: no".encode() + b"\n")
+    assert not output.ended(0)
+    output.writer.close()
+    assert output.ended(10)
+    assert (processes, shares) == ([42], [0.0, 0.5])
+    assert output.failure() == "ValueError: no"
+
+
+def test_without_vllm_the_text_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The module imports without it; `start` raises."""
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    for name in [name for name in sys.modules if name.startswith("vllm.")]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(EngineStartError, match="vLLM is not installed: run make serve"):
+        asyncio.run(VllmEngine("x", str(tmp_path)).start(lambda *_: None))
+
+
+def test_a_cancelled_start_takes_no_further_step() -> None:
+    """Before any process was started, the thread ends with its next step."""
+    start = Start(lambda *_: None)
+    start.cancel()
+    with pytest.raises(EngineStartError, match="cancelled"):
+        start.step("reading")
+
+
+async def test_an_engine_that_was_not_started_is_not_there() -> None:
+    """Every call says so, and closing it is harmless."""
+    engine = VllmEngine("x", "org/name")
+    assert engine.unfinished == 0
+    for call in (engine.check_health(), engine.render([])):
+        with pytest.raises(EngineDeadError, match="not running"):
+            await call
+    await engine.wait_closed()
+    engine.close()
+    await engine.wait_closed()
