@@ -115,11 +115,13 @@ class ResponseStream:
             if event.delta is not None:
                 stream._taken.append(event.delta)
                 continue
-            match decode_object(event.data)["type"]:
+            body = decode_object(event.data)
+            match body["type"]:
                 case "response.created":
                     stream.state = State.QUEUED
                 case "response.in_progress":
                     stream.state = State.RUNNING
+                    stream.notice = body["response"].get("tokenwire")
                 case "response.output_item.added":
                     stream._has_item = True
                 case "response.content_part.added":

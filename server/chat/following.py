@@ -8,17 +8,19 @@ from typing import Any, Final
 
 import orjson
 
-from protocol.events import DELTA_TYPE, Event
+from protocol.events import DELTA_TYPE, Event, Usage
+from protocol.response_stream import failed_event
 from server.chat.hub import Channel
 from server.chat.reads import terminal_event
 from server.chat.runtime import Runtime
-from server.chat.turn import item_id_of
+from server.chat.turn import item_id_of, restored_head
 from server.store.base import NotFoundError, Store, StoredResponse, StoreUnavailableError
 
 logger = logging.getLogger(__name__)
 
 PAGE: Final = 500  # events read at once
-REPAIR_S: Final = 2.0  # the stream is looked at this often also when nothing wakes us
+REPAIR_S: Final = 2.0  # the stream is looked at, and its gateway told of us, this often also when nothing wakes us
+LINGER_S: Final = 2.0  # followed for nobody this long: a listener may be on its way, or come back
 ENDED: Final = frozenset({"completed", "incomplete", "failed"})
 TERMINAL_TYPES: Final = frozenset(f"response.{status}" for status in ENDED)
 
@@ -51,19 +53,22 @@ class Follower:
         self.channel = channel or Channel(response_id, item_id_of(response_id), self._audience_changed)
         self.is_cancelled = False
         self.has_ended = False
-        self._gateway: str | None = None
+        self._stored: StoredResponse | None = None  # as we last read it
         self._runtime = runtime
         self._last = self.channel.events[-1].sequence_number if self.channel.events else -1
         self._reading = asyncio.Lock()
         self._changed = asyncio.Event()
-        self._is_wanted = True
+        self._loop = asyncio.get_running_loop()
+        self._asked_at = float("-inf")
+        self._left_at: float | None = None  # when the last listener left; None while there is one
+        self._audience_changed(self.channel.has_listeners)
         self.channel.on_audience = self._audience_changed
 
     async def run(self) -> None:
         """Follow to the terminal event, or until nobody listens any more."""
         topic = f"wake:{self.response_id}"
-        await self._runtime.bus.subscribe(topic, self._wake)
         try:
+            await self._runtime.bus.subscribe(topic, self._wake)
             while self._is_wanted and not self.channel.is_closed:
                 await self._step()
         finally:
@@ -81,15 +86,19 @@ class Follower:
         """Ask the gateway that runs it to stop it; asked again until it has ended."""
         self.is_cancelled = True
         self._ask_owner()
-        self._changed.set()
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self._left_at is None or self._loop.time() - self._left_at < LINGER_S
 
     async def _step(self) -> None:
         """Tell the owner that we follow, read, and wait for more."""
         self._changed.clear()
         try:
-            if self._gateway is None:
+            if self._stored is None:
                 await self._check_record()
-            self._ask_owner()
+            if self._loop.time() - self._asked_at >= REPAIR_S:
+                self._ask_owner()
             await self.catch_up()
             if not self.channel.is_closed:
                 await _wait(self._changed, REPAIR_S)
@@ -103,9 +112,9 @@ class Follower:
         try:
             stored = await self._runtime.store.get_response(self.owner, self.response_id)
         except NotFoundError:
-            self._end()  # deleted meanwhile
+            self._end_deleted()
             return
-        self.owned_by(stored.gateway)
+        self.learn(stored)
         if stored.status in ENDED:
             await self.catch_up()
             if not self.channel.is_closed:  # its journal has expired
@@ -121,23 +130,36 @@ class Follower:
         self.has_ended = True
         self.channel.close()
 
-    def owned_by(self, gateway: str) -> None:
-        """Note which gateway runs it."""
-        self._gateway = gateway
+    def _end_deleted(self) -> None:
+        """Tell an end that nobody else tells: with its conversation, the journal is gone."""
+        if self._stored is None or self.channel.is_closed:
+            self._end()
+            return
+        text = "".join(event.delta or "" for event in self.channel.events)
+        fault = ("conversation_not_found", "the conversation was deleted")
+        self._take([failed_event(restored_head(self._stored), self._last + 1, text, *fault, Usage())[0]])
+
+    def learn(self, stored: StoredResponse) -> None:
+        """Note what the store has of it; a gateway that has it now is told of us at once."""
+        is_elsewhere = self._stored is not None and self._stored.gateway != stored.gateway
+        self._stored = stored
+        if is_elsewhere:
+            self._ask_owner()
 
     def _ask_owner(self) -> None:
+        if self._stored is None:
+            return  # asked as soon as we know whom
         message = {"follow": self.response_id}
         if self.is_cancelled:
             message["cancel"] = self.response_id
-        self._runtime.bus.publish(f"gateway:{self._gateway}", message)
+        self._asked_at = self._loop.time()
+        self._runtime.bus.publish(f"gateway:{self._stored.gateway}", message)
 
     def _wake(self, _message: dict[str, Any]) -> None:
         self._changed.set()
 
     def _audience_changed(self, listeners: int) -> None:
-        self._is_wanted = listeners > 0
-        if not listeners:
-            self._changed.set()
+        self._left_at = None if listeners else self._loop.time()
 
 
 class Following:
@@ -159,7 +181,7 @@ class Following:
         """
         while True:
             follower = self.get(stored.id) or self._start(Follower(stored.id, stored.owner, self._runtime))
-            follower.owned_by(stored.gateway)
+            follower.learn(stored)
             await follower.catch_up()
             if follower.has_ended or not follower.channel.is_closed:  # else its last listener has left meanwhile
                 return follower

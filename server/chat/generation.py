@@ -258,6 +258,8 @@ class Generation:
         except asyncio.CancelledError:
             self._interrupt = self._interrupt or Interrupt.ABANDONED
             raise
+        except (FencedError, StoreUnavailableError) as error:  # while it waited for its turn
+            self._refusal = error
         except Exception as error:  # noqa: BLE001 every end is a terminal event
             self._fail(error)
 
@@ -496,7 +498,7 @@ class Generation:
 
     def _end_word(self) -> str:
         """Return one of Metrics.ENDS."""
-        if self._interrupt in (Interrupt.ABANDONED, Interrupt.FENCED):
+        if self._interrupt is Interrupt.ABANDONED or isinstance(self._refusal, FencedError):
             return "abandoned"
         if self._refusal is not None:
             return "failed"

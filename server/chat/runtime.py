@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from server.chat.hub import Channel
 from server.config import Config
@@ -13,6 +13,8 @@ from server.observe.metrics import Metrics
 from server.store.base import FencedError, Finish, Store, StoreUnavailableError
 from server.store.bus import Bus
 from server.store.journal import Journal
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -41,25 +43,30 @@ class Runtime:
         self.go_on_elsewhere: Callable[[Channel, str], None] = lambda channel, _owner: channel.close()
         self._background: set[asyncio.Task[None]] = set()
 
-    async def finish(self, end: Finish, conversation: str | None, *, timeout_s: float | None) -> None:
-        """Write an end, again and again until Redis takes it or the time is up, and let the next turn go on.
+    async def patiently(self, work: Callable[[], Awaitable[T]], *, timeout_s: float) -> T:
+        """Return what `work` returns; repeat it while Redis is away, until the time is up.
 
-        timeout_s: None tries for ever. Raises StoreUnavailableError, FencedError.
+        Raises StoreUnavailableError, and whatever else `work` raises.
         """
         loop = asyncio.get_running_loop()
-        deadline = None if timeout_s is None else loop.time() + timeout_s
+        deadline = loop.time() + timeout_s
         delay = RETRY_FIRST_S
         while True:
             try:
-                await self.store.finish(end)
+                return await work()
             except StoreUnavailableError:
-                if deadline is not None and loop.time() + delay > deadline:
+                if loop.time() + delay > deadline:
                     raise
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, RETRY_MAX_S)
-            else:
-                self.tell_conversation(conversation, ended=end.response_id)
-                return
+
+    async def finish(self, end: Finish, conversation: str | None, *, timeout_s: float) -> None:
+        """Write an end, again and again until Redis takes it or the time is up, and let the next turn go on.
+
+        Raises StoreUnavailableError, FencedError.
+        """
+        await self.patiently(lambda: self.store.finish(end), timeout_s=timeout_s)
+        self.tell_conversation(conversation, ended=end.response_id)
 
     def tell_conversation(self, conversation: str | None, **news: Any) -> None:
         """Tell every gateway that has waiting turns or subscribers of a conversation what happened in it."""

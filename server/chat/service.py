@@ -38,7 +38,7 @@ from server.access.auth import User
 from server.chat.client import Client
 from server.chat.errors import translate
 from server.chat.feeds import Feeds
-from server.chat.following import ENDED, Follower, Following
+from server.chat.following import ENDED, Follower, Following, read_journal
 from server.chat.generation import Generation, Interrupt, Resumed
 from server.chat.hub import Channel
 from server.chat.reads import Reads, terminal_event, wire_conversation
@@ -49,6 +49,8 @@ from server.store.base import Conversation, StoredResponse
 
 logger = logging.getLogger(__name__)
 
+DOUBT_LOOKS: Final = 5  # for a turn whose acknowledgement was lost, once Redis is back
+DOUBT_PAUSE_S: Final = 1.0
 REPLAY_PAGE: Final = 500  # events read from the journal at once
 
 
@@ -123,7 +125,9 @@ class Chat:
             if not generation.is_ended:
                 generation.audience_changed(0)  # the client left before it could listen
             raise
-        except ProtocolError:
+        except ProtocolError as error:
+            if error.code == "store_unavailable" and generation.is_stored:
+                self._runtime.when_store_is_back(partial(self._take_up, generation.response_id), generation.response_id)
             # A failed continuation evicts what it was to continue (OpenAI: WebSocket mode, store:false).
             client.local.discard(command.previous_response_id or "")
             raise
@@ -134,6 +138,18 @@ class Chat:
         if not generation.is_stored:
             self._remember(client, command, generation)
         return generation
+
+    async def _take_up(self, response_id: str) -> None:
+        """Answer a turn that Redis took although its reply was lost: it is ours, and its conversation waits for it.
+
+        Redis may come to read it after our first question: it lies on another connection.
+        """
+        for _ in range(DOUBT_LOOKS):
+            stored = await self._store.claim(response_id, self._runtime.gateway_id)
+            if stored is not None:
+                self.adopt(stored, await read_journal(self._store, response_id))
+                return
+            await asyncio.sleep(DOUBT_PAUSE_S)
 
     def adopt(self, stored: StoredResponse, events: list[Event]) -> bool:
         """Go on with a response whose gateway is gone; return False where its model is not ours."""

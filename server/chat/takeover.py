@@ -19,6 +19,10 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S: Final = 1.0
 HEARTBEAT_TTL_S: Final = 5.0  # a gateway silent this long is dead
+# Where our own beats were so far apart, the store (or we) stood still, and heartbeats of gateways that live may have
+# run out. They get time to beat again before they count as dead.
+STANDSTILL_S: Final = HEARTBEAT_TTL_S / 2
+GRACE_S: Final = HEARTBEAT_TTL_S / 2
 MAX_EPOCHS: Final = 5  # gateways that may die under one response before it fails with what there is of it
 
 
@@ -33,13 +37,16 @@ class Takeover:
         self._store = runtime.store
         self._adopt = adopt
         self.store_is_up = True
+        self._last_beat: float | None = None  # loop time
+        self._adopts_from = 0.0  # loop time
 
     async def run(self) -> None:
         """Beat and look after orphans until cancelled; a store that is away is noted and waited for."""
         while True:
             try:
                 await self.beat()
-                await self.adopt_orphans()
+                if asyncio.get_running_loop().time() >= self._adopts_from:
+                    await self.adopt_orphans()
             except StoreUnavailableError as error:
                 self._note_store(is_up=False, why=str(error))
             else:
@@ -50,6 +57,10 @@ class Takeover:
         """Say that this gateway lives."""
         await self._store.ping()
         await self._store.heartbeat(self._runtime.gateway_id, HEARTBEAT_TTL_S)
+        now = asyncio.get_running_loop().time()
+        if self._last_beat is not None and now - self._last_beat > STANDSTILL_S:
+            self._adopts_from = now + GRACE_S
+        self._last_beat = now
 
     async def retire(self) -> None:
         """Say that this gateway stops: what it leaves running may be taken over at once."""

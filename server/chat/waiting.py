@@ -21,9 +21,14 @@ async def wait_for_turn(
 ) -> History:
     """Return what a stored turn follows, once it is its time in the conversation.
 
-    Raises FencedError, NotFoundError (deleted meanwhile), StoreUnavailableError.
+    Raises FencedError, NotFoundError (deleted meanwhile), StoreUnavailableError (for too long).
     """
-    result = await runtime.store.start(response_id, epoch)
+
+    async def start() -> History | int:
+        timeout_s = runtime.config.store.unavailable_timeout_s
+        return await runtime.patiently(lambda: runtime.store.start(response_id, epoch), timeout_s=timeout_s)
+
+    result = await start()
     if isinstance(result, History) or conversation is None:
         assert isinstance(result, History)  # without a conversation there is nobody to wait for
         return result
@@ -37,7 +42,7 @@ async def wait_for_turn(
     try:
         while True:
             changed.clear()
-            result = await runtime.store.start(response_id, epoch)
+            result = await start()
             if isinstance(result, History):
                 return result
             patience.say(Waiting("conversation", position=result))

@@ -141,10 +141,9 @@ class VllmEngine:
 
     async def render(self, messages: Sequence[Message]) -> Prompt:
         """Apply the model's chat template."""
-        renderer = self._renderer
         self._alive()
-        assert renderer is not None
-        return await renderer.render(messages)
+        assert self._renderer is not None
+        return await self._renderer.render(messages)
 
     async def extend(self, prompt: Prompt, text: str) -> Prompt:
         """Add the beginning of the answer."""

@@ -134,7 +134,9 @@ class Talker(Client):
 
     pause_s = 0.0
 
-    async def say(self, text: str, conversation: str | None, *, cancel_after: int | None = None, **fields: Any) -> Event:
+    async def say(
+        self, text: str, conversation: str | None, *, cancel_after: int | None = None, **fields: Any
+    ) -> Event:
         """Return the event that ended it: the response's, or an error that waiting does not help.
 
         cancel_after: frames after which the user has had enough.

@@ -6,6 +6,7 @@ import asyncio
 import random
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,11 +91,13 @@ class Storm:
             await Nemesis(self._world, self._say).run(faults, self._rng)
             self._stop.set()
             dump = await self._settle(talking, watchers)
+        except Exception:  # noqa: BLE001 a run that breaks is a failed run, whose histories are wanted most
+            return self._judge(Dump(), [Violation("run", traceback.format_exc())])
         finally:
             for task in (*watching, *talking):
                 task.cancel()
             await asyncio.wait([*watching, *talking])
-        return self._judge(dump)
+        return self._judge(dump, [])
 
     async def _talk(self, talker: Talker) -> None:
         rng = random.Random(self._rng.getrandbits(32))
@@ -146,8 +149,11 @@ class Storm:
     async def _dump(self) -> Dump:
         return await asyncio.to_thread(dump_of, self._world, self.history, self._conversations)
 
-    def _judge(self, dump: Dump) -> Verdict:
-        violations = check(self.history, dump, echo=self._world.engine == "echo")
+    def _judge(self, dump: Dump, violations: list[Violation]) -> Verdict:
+        gone = [index for index, gateway in enumerate(self._world.gateways) if gateway.process.poll() is not None]
+        violations += [Violation("gateways_live", f"g{index} has ended by itself") for index in gone]
+        if not violations:
+            violations += check(self.history, dump, echo=self._world.engine == "echo")
         violations += [Violation("logs", line.strip()) for line in self._world.faults()]
         verdict = Verdict(self._seed, violations, summary(self.history, dump))
         if violations:

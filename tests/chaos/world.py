@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from server.store.embedded import _candidates, valkey_arguments
 from tests.chaos.proxy import Proxy
@@ -54,7 +54,7 @@ class Gateway(ServerProcess):
         self._reader.start()
         return self
 
-    def until_ready(self) -> None:
+    def wait_ready(self) -> None:
         """Return when it says that it is ready."""
         with contextlib.suppress(queue.Empty):
             self.url = self._ready.get(timeout=START_S)
@@ -155,14 +155,14 @@ class World:
         """Where clients connect: the proxies, in the order of the gateways."""
         return [f"ws://127.0.0.1:{proxy.port}/v1/responses" for proxy in self.proxies]
 
-    async def start(self) -> World:
+    async def start(self) -> Self:
         """Start everything and return when it is ready."""
         self.valkey.start()
         for gateway in self.gateways:
             gateway.data_dir.mkdir(exist_ok=True)
             gateway.launch()
         for gateway in self.gateways:
-            await asyncio.to_thread(gateway.until_ready)
+            await asyncio.to_thread(gateway.wait_ready)
             self.proxies.append(await Proxy(gateway.port).start())
         return self
 
@@ -171,7 +171,7 @@ class World:
         gateway = self.gateways[index]
         port = self.proxies[index].target_port
         gateway.launch(port)  # by the main thread, which lives as long as we do
-        await asyncio.to_thread(gateway.until_ready)
+        await asyncio.to_thread(gateway.wait_ready)
 
     async def close(self) -> None:
         """End everything; whatever was stopped is killed all the same."""
@@ -184,7 +184,7 @@ class World:
         self.valkey.kill()
         self._folder.cleanup()
 
-    async def __aenter__(self) -> World:
+    async def __aenter__(self) -> Self:
         try:
             return await self.start()
         except BaseException:

@@ -38,7 +38,7 @@ class ChatPage:
     def __init__(self, context: BrowserContext, url: str) -> None:
         self.page: Page = context.new_page()
         self.problems: list[str] = []
-        self.url = url
+        self.origin = url.split("#", maxsplit=1)[0].rstrip("/") + "/"
         self.page.on("console", self._on_console)
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
         self.page.on("request", self._on_request)
@@ -50,7 +50,7 @@ class ChatPage:
             self.problems.append(entry.text)
 
     def _on_request(self, request: Request) -> None:
-        if not request.url.startswith(self.url):
+        if not request.url.startswith(self.origin):
             self.problems.append(request.url)
 
     # ── parts ──

@@ -37,6 +37,34 @@ assert.equal((await resumed.done).text, words);
 assert.equal(handedOver.text + rest, words);
 assert.equal((await first.done).text, words);
 
+// A subscription tells of somebody else's turn, whole; joined in the middle, it has the text so far; of its own client's turns it tells the items.
+const follow = (client, conversation) => {
+  const seen = { texts: {}, items: [], ended: 0 };
+  seen.subscription = client.subscribe(conversation, (event) => {
+    if (event.type === "conversation.item.added") seen.items.push(event.item.role);
+    if (event.type === "response.output_text.delta") seen.texts[event.response_id] = (seen.texts[event.response_id] ?? "") + event.delta;
+    if (event.type === "conversation.subscribed") for (const { response, text } of event.responses) seen.texts[response.id] = text;
+    if (event.type === "response.completed") seen.ended += 1;
+  });
+  return seen;
+};
+const until = async (condition) => {
+  while (!condition()) await new Promise((resolve) => setTimeout(resolve, 5));
+};
+const shared = (await client.command({ type: "conversation.create" })).conversation.id;
+const [own, others] = [follow(client, shared), follow(other, shared)];
+await Promise.all([own.subscription.ready, others.subscription.ready]);
+const turn = client.respond({ conversation: shared, input: words });
+await until(() => turn.text.length > 60);
+other.unsubscribe(others.subscription);
+const late = follow(other, shared);
+await turn.done;
+await until(() => late.ended === 1 && own.items.length === 1);
+assert.deepEqual(late.texts, { [turn.responseId]: words });
+assert.ok(words.startsWith(others.texts[turn.responseId]) && others.ended === 0);
+assert.deepEqual([own.texts, own.ended, own.items, others.items], [{}, 0, ["user"], ["user"]]);
+await assert.rejects(client.subscribe("conv_missing", () => {}).ready, { code: "conversation_not_found" });
+
 // Cancel ends as incomplete; a refusal carries the server's code.
 const stopped = client.respond({ input: words.repeat(20) }, (event, stream) => event.type === "response.output_text.delta" && stream.cancel());
 const outcome = await stopped.done;

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, expect
 
 from tests.e2e.browser import ChatPage
-from tests.e2e.conftest import ROOT, ServerProcess
+from tests.support.server import ROOT, ServerProcess
 
 Open = Callable[[str], ChatPage]
 LONG = " ".join(f"word{number}" for number in range(400))

@@ -190,8 +190,9 @@ class MemoryStore:
             raise FencedError(response_id)
         if record.conversation is not None and (before := self._turns(record.conversation).index(response_id)):
             return before
-        self.responses[response_id] = replace(record, status="in_progress")
-        return self._history(record.owner, record.conversation, record.previous)
+        history = self._history(record.owner, record.conversation, record.previous)
+        self.responses[response_id] = replace(record, status="in_progress", previous=record.previous or history.head)
+        return history
 
     async def turns(self, conversation: str) -> list[str]:
         await self._call("turns")

@@ -96,3 +96,8 @@ def test_it_looks_for_the_pytorch_that_vllm_asks_for():
 def test_the_pythons_it_takes_are_those_the_project_takes():
     assert re.search(r"^MIN_PYTHON=11 ", SCRIPT, re.MULTILINE)
     assert 'requires-python = ">=3.11"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_no_pipe_ends_in_a_quiet_grep():
+    """With pipefail it ends the writer early, which then counts as a failure: what was found is reported missing."""
+    assert not re.search(r"\| *grep +-\w*q", SCRIPT)

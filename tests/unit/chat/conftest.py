@@ -30,6 +30,7 @@ def scaled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits of seconds take milliseconds."""
     monkeypatch.setattr(feeds, "RETRY_S", 0.005)
     monkeypatch.setattr(following, "REPAIR_S", 0.02)
+    monkeypatch.setattr(following, "LINGER_S", 0.05)
     monkeypatch.setattr(patience, "PACE_S", 0.005)
     monkeypatch.setattr(runtime, "RETRY_FIRST_S", 0.002)
     monkeypatch.setattr(takeover, "HEARTBEAT_S", 0.01)

@@ -11,12 +11,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from protocol.codec import encode, with_stream_id
 from protocol.commands import (
     Command,
     ConversationDelete,
     ConversationItemsList,
     ConversationList,
     ConversationRetrieve,
+    ConversationSubscribe,
+    ConversationUnsubscribe,
     ConversationUpdate,
     ModelList,
     ResponseCancel,
@@ -31,7 +34,10 @@ from protocol.errors import ERROR_CODES, ProtocolError
 from protocol.events import Usage, Waiting, answer, error_event, steer_failed
 from protocol.items import MessageItem
 from protocol.response_stream import TRANSITIONS, ResponseHead, ResponseStream
+from server.chat.feeds import SNAPSHOT_ITEMS
+from server.chat.generation import MAX_ENGINES
 from server.chat.reads import wire_conversation
+from server.chat.takeover import MAX_EPOCHS
 from server.chat.turn import parameters
 from server.config import Config
 from server.store.base import Conversation
@@ -59,6 +65,12 @@ def examples() -> Iterator[Example]:
 CLIENT = [example for example in examples() if "client" in example.tags]
 SERVER = [example for example in examples() if "server" in example.tags]
 RESPONSE = [example for example in examples() if "response" in example.tags]
+
+
+PARAMETERS = parameters(ResponseCreate(previous_response_id="resp_0"))
+RUNNING = ResponseStream(ResponseHead("resp_1", "msg_1", "m", 1, "conv_1", "resp_0", PARAMETERS))
+RUNNING.create(waiting=False)
+RUNNING.start()
 
 
 def real_response_events() -> Iterator[bytes]:
@@ -104,13 +116,29 @@ def real_answers() -> Iterator[bytes]:
         yield answer("conversation.items.listed", command, conversation="c", data=rows, has_more=True)
         yield answer("model.listed", ModelList(**address), data=[model])
         yield answer("session.updated", SessionUpdate(**address), session={"user": "local"})
+        subscribe = ConversationSubscribe(conversation="c", **address)
+        for running in ([], [{"response": RUNNING.snapshot(), "text": "x", "sequence_number": 4}]):
+            snapshot = {"conversation": conversations[1], "items": rows, "has_more": False, "responses": running}
+            yield answer("conversation.subscribed", subscribe, **snapshot)
+        unsubscribe = ConversationUnsubscribe(conversation="c", **address)
+        yield answer("conversation.unsubscribed", unsubscribe, conversation={"id": "c"})
         yield steer_failed(ResponseSteer(**address))
         yield error_event(ProtocolError("invalid_request", "x", param="input"), ModelList(**address))
         yield error_event(ProtocolError("store_unavailable", "x", retry_after_ms=2000), ModelList(**address))
 
 
+def real_news() -> Iterator[bytes]:
+    """What a subscription hears of, as server/chat/feeds.py makes it, on a lane and on none."""
+    item = MessageItem("m", "user", "x", "completed", "r").as_wire()
+    for stream_id in (None, "live"):
+        added = {"type": "conversation.item.added", "conversation": "c", "item": item}
+        deleted = {"id": "c", "object": "conversation.deleted", "deleted": True}
+        yield with_stream_id(encode(added), stream_id)
+        yield with_stream_id(encode({"type": "conversation.deleted", "conversation": deleted}), stream_id)
+
+
 REAL: dict[str, list[dict[str, Any]]] = defaultdict(list)
-for data in (*real_response_events(), *real_answers()):
+for data in (*real_response_events(), *real_answers(), *real_news()):
     REAL[json.loads(data)["type"]].append(json.loads(data))
 
 
@@ -206,6 +234,21 @@ def test_the_limits_table():
         assert float(getattr(getattr(config, holder) if holder else config, name)) == value
 
 
+def test_the_numbers_in_the_text():
+    """Those that stand in no table."""
+    config = Config(engine="echo")
+    for words in (
+        f"the first {SNAPSHOT_ITEMS}, as",
+        f"taken over {MAX_EPOCHS - 1} times and loses {MAX_ENGINES - 1} engines",
+        f"back within {config.store.unavailable_timeout_s:.0f} s",
+        f"for\n{config.store.journal_ttl_s} s after its end",
+        f"running\nanswers may end for {config.drain_timeout_s:.0f} s",
+        f"cancelled after {config.limits.orphan_grace_s:.0f} s",
+        f"after every {config.limits.queued_repeat_s:.0f} s of\nsilence",
+    ):
+        assert " ".join(words.split()) in " ".join(TEXT.split())
+
+
 def test_the_transition_table():
     """The diagram has exactly the moves of the table."""
     arrows = re.findall(r"^    ([A-Z]+) --> ([A-Z]+)", TEXT, re.MULTILINE)
@@ -225,6 +268,8 @@ def test_the_transition_table():
         ("### conversation.update", ConversationUpdate),
         ("### conversation.list", ConversationList),
         ("### conversation.items.list", ConversationItemsList),
+        ("### conversation.subscribe, conversation.unsubscribe", ConversationSubscribe),
+        ("### conversation.subscribe, conversation.unsubscribe", ConversationUnsubscribe),
         ("### session.update", SessionUpdate),
     ],
 )

@@ -434,6 +434,110 @@ def test_deltas_built_by_hand_are_json(text, number, item_id):
     )
 
 
+# Going on where another gateway stopped
+
+STEPS = st.lists(st.sampled_from(["queue", "start", "keep_alive"]) | TEXT, max_size=15)
+
+
+def tell(stream: ResponseStream, steps: list[str]) -> list[Event]:
+    """Do what is legal of the steps, and take the events one by one."""
+    events: list[Event] = []
+    for step in steps:
+        if step == "queue" and stream.state is State.QUEUED:
+            stream.queue(Waiting("admission", position=1))
+        elif step == "start" and stream.state is State.QUEUED:
+            stream.start({"context": {"dropped_turns": 1, "context_length": 8}})
+        elif step == "keep_alive" and stream.state is State.RUNNING:
+            stream.keep_alive()
+        elif stream.state is State.RUNNING:
+            stream.push(step)
+        events += stream.take()
+    return events
+
+
+def ended(stream: ResponseStream, end: str) -> list[Event]:
+    if end == "complete":
+        stream.complete(USAGE)
+    elif end == "interrupt":
+        stream.interrupt("cancelled", USAGE)
+    else:
+        stream.fail("engine_error", "x", USAGE)
+    return stream.take()
+
+
+@given(STEPS, st.data(), STEPS, st.sampled_from(["complete", "interrupt", "fail"]))
+def test_going_on_from_any_cut(before, data, after, end):
+    """Whatever of its events reached the journal: numbers rise, nothing is announced twice, the text joins, one end.
+
+    The closing events are not cut: they are one write with the end.
+    """
+    first = ResponseStream(HEAD)
+    first.create(waiting=True)
+    events = first.take() + tell(first, before)
+    journal = events[: data.draw(st.integers(0, len(events)))]
+    second = ResponseStream.restore(HEAD, journal)
+    had = "".join(event.delta or "" for event in journal)
+    assert second.text == had
+    assert second.last_sequence_number == len(journal) - 1
+    assert not second.has_pending
+    if second.state is State.NEW:
+        second.create(waiting=True)
+    more = second.take() + tell(second, after)
+    if second.state is State.QUEUED:
+        second.start()
+    more += ended(second, end)
+    whole = journal + more
+    assert [event.sequence_number for event in whole] == list(range(len(whole)))
+    names = types(whole)
+    assert names[0] == "created"
+    for once in ("created", "output_item.added", "content_part.added", "output_text.done", "output_item.done"):
+        assert names.count(once) <= 1
+    assert names.count("output_item.added") == names.count("content_part.added") == names.count("output_item.done")
+    assert [name for name in names if name in {state.value for state in ENDS}] == [names[-1]]
+    text = had + "".join(event.delta or "" for event in more)
+    assert second.text == text
+    assert "".join(item["content"][0]["text"] for item in read(whole)[-1]["response"]["output"]) == text
+
+
+def test_an_item_without_its_part():
+    """A batch of which Redis took half: the item is there, its part is not. Only the part is announced."""
+    first = running("lost")
+    item = first.take()[:1]
+    journal = in_state(State.RUNNING).take() + item
+    assert types(journal)[-1] == "output_item.added"
+    for say in (lambda s: s.push("again"), lambda s: None):
+        stream = ResponseStream.restore(HEAD, journal)
+        say(stream)
+        stream.complete(USAGE)
+        names = types(stream.take())
+        assert names[0] == "content_part.added"
+        assert "output_item.added" not in names
+        assert names[-4:] == ["output_text.done", "content_part.done", "output_item.done", "completed"]
+
+
+def test_numbers_go_on_behind_a_gap():
+    """The journal's last number counts, not how many events it has: merged and lost events skip numbers."""
+    journal = [Event(7, in_state(State.RUNNING).take()[1].data)]
+    stream = ResponseStream.restore(HEAD, journal)
+    stream.keep_alive()
+    assert stream.take()[0].sequence_number == 8
+
+
+def test_the_context_notice_survives():
+    """What was done to the context is still told at the end."""
+    first = in_state(State.QUEUED)
+    notice = {"context": {"dropped_turns": 2, "context_length": 8192}}
+    first.start(notice)
+    stream = ResponseStream.restore(HEAD, first.take())
+    stream.complete(USAGE)
+    assert read(stream.take())[-1]["response"]["tokenwire"] == notice
+
+
+def test_nothing_was_journaled():
+    """A response without any event is a new one."""
+    assert ResponseStream.restore(HEAD, []).state is State.NEW
+
+
 class ResponseStreamMachine(RuleBasedStateMachine):
     """Any order of calls, against the table and a list of what was accepted."""
 

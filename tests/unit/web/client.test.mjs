@@ -305,6 +305,43 @@ test("events that answer nothing reach onEvent; refusals of late cancels do not"
   assert.deepEqual(heard, ["conversation.item.added"]);
 });
 
+test("a subscription is made again on each connection, and its refusal with a hint is asked again", async () => {
+  const server = connected();
+  const heard = [];
+  const subscription = client.subscribe("conv_1", (event) => heard.push(event.type));
+  const subscribe = (id) => ({ type: "conversation.subscribe", conversation: "conv_1", stream_id: "conversation.conv_1", id });
+  assert.deepEqual(server.sent, [subscribe("id-1")]);
+  server.say({ type: "error", id: "id-1", stream_id: "conversation.conv_1", error: { code: "store_unavailable", message: "Later.", retry_after_ms: 700 } });
+  assert.deepEqual(timers.fire(), [700]);
+  assert.deepEqual(server.sent[1], subscribe("id-2"));
+  server.drop(1006);
+  timers.fire();
+  socket().open();
+  assert.deepEqual(socket().sent, [subscribe("id-3")]);
+  socket().say({ type: "conversation.subscribed", id: "id-3", stream_id: "conversation.conv_1", conversation: {}, items: [], responses: [] });
+  await subscription.ready;
+  client.unsubscribe(subscription);
+  client.unsubscribe(subscription);
+  socket().say({ type: "conversation.updated", stream_id: "conversation.conv_1", conversation: {} });
+  assert.deepEqual(socket().sent.slice(1).map((frame) => frame.type), ["conversation.unsubscribe"]);
+  assert.deepEqual(heard, ["conversation.subscribed"]);
+});
+
+test("a subscription waits for the name of a turn that is on its way, and then leaves that one to its stream", () => {
+  const server = connected();
+  const heard = [];
+  client.subscribe("conv_1", (event) => heard.push(event.type));
+  const stream = client.respond({ conversation: "conv_1", input: "hi" });
+  const feed = "conversation.conv_1";
+  server.say({ type: "conversation.subscribed", id: "id-1", stream_id: feed, conversation: {}, items: [], responses: [{ response: { id: "resp_1" }, text: "", sequence_number: 0 }] });
+  assert.deepEqual(heard, []);
+  server.say(created(stream.lane, "resp_1"));
+  assert.deepEqual(heard, ["conversation.subscribed"]);
+  server.say({ type: "response.in_progress", stream_id: feed, sequence_number: 1, response: { id: "resp_1" } });
+  server.say({ type: "response.created", stream_id: feed, sequence_number: 0, response: { id: "resp_2" } });
+  assert.deepEqual(heard, ["conversation.subscribed", "response.created"]);
+});
+
 test("a token travels as a subprotocol, never in the address", () => {
   new TokenwireClient({ url: "ws://host/", WebSocket: FakeSocket, token: "k" }).connect();
   assert.deepEqual(socket().protocols, ["responses", "openai-insecure-api-key.k"]);
