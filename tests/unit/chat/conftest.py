@@ -55,7 +55,7 @@ class Gateway:
         self.store = store
         self.engine = ScriptedEngine()
         metrics = Metrics()
-        self.journal = Journal(store, metrics, tick_s=0.001, unavailable_timeout_s=config.store.unavailable_timeout_s)
+        self.journal = Journal(store, metrics, config.store.model_copy(update={"tick_ms": 1.0}))
         self.runtime = Runtime(config, store, self.journal, bus, metrics, name)  # type: ignore[arg-type]
         self.model = Model("m", lambda: self.engine, 10, 1)
         self.pool = Pool({"m": self.model}, "m", 100)
