@@ -238,7 +238,7 @@ def ends_agree(history: History, dump: Dump) -> Iterator[str]:
     """A response has one end, the same for everybody who saw it and in the store."""
     seen: dict[str, dict[str, str]] = defaultdict(dict)
     for view in views(history.frames):
-        if view.end is not None:
+        if view.end is not None and not _is_without_store(view.end["response"]):
             end = json.dumps(_end(view.end["response"]))
             seen[view.response].setdefault(end, view.client)
     for response, ends in seen.items():
@@ -255,12 +255,15 @@ def ends_agree(history: History, dump: Dump) -> Iterator[str]:
 
 def _end(response: dict[str, Any]) -> list[Any]:
     """Return what everybody is told of an end."""
-    text = "" if _is_without_store(response) else output_text(response)
-    return [response["status"], response["error"], response["incomplete_details"], text]
+    return [response["status"], response["error"], response["incomplete_details"], output_text(response)]
 
 
 def _is_without_store(response: dict[str, Any]) -> bool:
-    """Tell an end for which the store was not asked: it may have taken more of the text than it could say."""
+    """Tell an end for which the store could not be asked.
+
+    It may have taken more of the text than it could say, and even the end that it was told before it fell silent:
+    such a client has a true beginning, and finds the rest when the store is back.
+    """
     return response["error"] is not None and response["error"]["code"] == "store_unavailable"
 
 

@@ -183,7 +183,7 @@ def failed_without_store(text: str) -> dict[str, Any]:
 
 
 def test_an_end_without_store_may_know_less_than_the_store(history, dump):
-    """What was on its way when the store fell silent may have arrived; who gave up waiting cannot know."""
+    """What was on its way when the store fell silent, even the end, may have arrived: who gave up cannot know."""
     begin, end = frames_of(history, DELTA)[1], frames_of(history, "response.completed")[0]
     failed = {"type": "response.failed", "sequence_number": 9, "response": failed_without_store("one ")}
     history.frames[begin : end + 1] = [Frame(0, "ann", 0, "t0", failed)]
@@ -191,8 +191,16 @@ def test_an_end_without_store_may_know_less_than_the_store(history, dump):
     history.watching = {}
     dump.responses["resp_r1"] = [failed_without_store("one two ")] * 2
     assert found(history, dump) == set()
+    dump.responses["resp_r1"] = [stored("r1")] * 2
+    assert found(history, dump) == set()
     dump.responses["resp_r1"] = [failed_without_store("")] * 2
     assert "views_are_true" in found(history, dump)
+
+
+def test_an_end_without_store_that_only_the_store_has(history, dump):
+    """Who saw another end saw it because the store had it: it cannot become this one."""
+    dump.responses["resp_r1"] = [failed_without_store("one two three")] * 2
+    assert found(history, dump) == {"ends_agree"}
 
 
 def test_a_stored_text_that_differs_from_what_was_seen(history, dump):
