@@ -55,6 +55,10 @@ def run(config: Config) -> int:
         return runner.run(App(config).run())
 
 
+class StoppedError(Exception):
+    """The server was told to stop before it was up."""
+
+
 class App:
     """One gateway process."""
 
@@ -71,8 +75,11 @@ class App:
     async def run(self) -> int:
         """Start, serve, drain, close, in that order; what was opened is closed however it ends."""
         self._watch_signals()
-        async with AsyncExitStack() as stack:
-            await self._serve(stack)
+        try:
+            async with AsyncExitStack() as stack:
+                await self._serve(stack)
+        except StoppedError:
+            logger.info("stopped while a model was being fetched")
         return self._exit_code
 
     async def _serve(self, stack: AsyncExitStack) -> None:
@@ -93,7 +100,7 @@ class App:
         self._chat = chat = Chat(runtime, pool)
         await bus.subscribe(f"gateway:{runtime.gateway_id}", chat.control)
         self._takeover = takeover = Takeover(runtime, chat.adopt)
-        await takeover.beat()
+        await self._first_beat(takeover)
         # 4. The port: clients may come while models load, and are told how far that is.
         listener = Listener(
             config,
@@ -114,12 +121,19 @@ class App:
         await self._stop.wait()
         logger.info("draining", extra={"running": chat.running, "timeout_s": config.drain_timeout_s})
         listener.close()
+        takeover.stop_adopting()
         for connection in tuple(self._connections):
             runtime.spawn(connection.retire(), "retire a connection")
         await chat.drain(config.drain_timeout_s)
         beat.cancel()
         await asyncio.wait([beat])
         await takeover.retire()
+
+    async def _first_beat(self, takeover: Takeover) -> None:
+        try:
+            await takeover.beat()
+        except StoreError as error:
+            raise StartError(str(error)) from None
 
     async def _open_store(self, stack: AsyncExitStack) -> RedisStore:
         url = self._config.redis_url
@@ -189,8 +203,14 @@ class App:
                 context_length=echo.context_length,
                 max_concurrency=echo.max_concurrency,
             )
+
+        def progress(text: str) -> None:
+            if self._stop.is_set():
+                raise StoppedError
+            logger.info("%s", text)
+
         try:
-            source = await asyncio.to_thread(resolve, model.source, progress=logger.info)
+            source = await asyncio.to_thread(resolve, model.source, progress=progress)
         except ModelSourceError as error:
             raise StartError(str(error)) from None
         settings = _vllm_settings(config, model)

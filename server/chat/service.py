@@ -156,6 +156,9 @@ class Chat:
         model = self._pool.models.get(stored.model)
         if model is None or self.is_draining:
             return False
+        running = self._running.get(stored.id)
+        if running is not None and running.epoch >= stored.epoch:
+            return True  # the same claim twice
         generation = Generation(restored_turn(stored, model), self._runtime, Resumed(stored.epoch, events))
         self._run(generation, generation.resume())
         self._runtime.tell_conversation(stored.conversation, begun=stored.id)
@@ -184,7 +187,8 @@ class Chat:
 
     def _ended(self, task: asyncio.Task[None], generation: Generation) -> None:
         self._tasks.discard(task)
-        self._running.pop(generation.response_id, None)
+        if self._running.get(generation.response_id) is generation:  # else it came back to us meanwhile
+            del self._running[generation.response_id]
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("%r broke", generation, exc_info=error)
 

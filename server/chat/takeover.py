@@ -39,6 +39,9 @@ class Takeover:
         self.store_is_up = True
         self._last_beat: float | None = None  # loop time
         self._adopts_from = 0.0  # loop time
+        # Orphans seen and not done with: once claimed, nobody else finds one that we could not go on with.
+        self._orphans: dict[str, None] = {}
+        self._is_stopping = False
 
     async def run(self) -> None:
         """Beat and look after orphans until cancelled; a store that is away is noted and waited for."""
@@ -62,6 +65,10 @@ class Takeover:
             self._adopts_from = now + GRACE_S
         self._last_beat = now
 
+    def stop_adopting(self) -> None:
+        """Leave what other gateways leave to others; the heart goes on beating."""
+        self._is_stopping = True
+
     async def retire(self) -> None:
         """Say that this gateway stops: what it leaves running may be taken over at once."""
         try:
@@ -70,21 +77,39 @@ class Takeover:
             logger.warning("could not say good-bye to the store: %s", error)
 
     async def adopt_orphans(self) -> None:
-        """Take over every response whose gateway is gone."""
-        for response_id in await self._store.orphans():
+        """Take over every response whose gateway is gone.
+
+        Where the store goes away in the middle, the rest is for the next time: claiming again what is ours already
+        gives it again.
+        """
+        self._orphans.update(dict.fromkeys(await self._store.orphans()))
+        for response_id in tuple(self._orphans):
+            if self._is_stopping:
+                return
+            await self._beat_in_time()
             stored = await self._store.claim(response_id, self._runtime.gateway_id)
-            if stored is None:
-                continue
-            try:
-                await self._take_over(stored)
-            except StoreUnavailableError:
-                raise
-            except Exception:  # one that cannot be read must not keep this gateway from its work
-                logger.exception("orphan %s cannot be taken over", response_id, extra={"response": response_id})
+            if stored is not None:
+                await self._take_over_if_readable(stored)
+            del self._orphans[response_id]
+
+    async def _beat_in_time(self) -> None:
+        """Many orphans take longer than a heart may stand still."""
+        if self._last_beat is None or asyncio.get_running_loop().time() - self._last_beat > HEARTBEAT_S:
+            await self.beat()
+
+    async def _take_over_if_readable(self, stored: StoredResponse) -> None:
+        try:
+            await self._take_over(stored)
+        except StoreUnavailableError:
+            raise
+        except Exception:  # one that cannot be read must not keep this gateway from its work
+            logger.exception("orphan %s cannot be taken over", stored.id, extra={"response": stored.id})
 
     async def _take_over(self, stored: StoredResponse) -> None:
         """Go on with a response, or end it with the text that clients have seen where that cannot be."""
         events = await read_journal(self._store, stored.id)
+        if self._is_stopping:
+            return  # when this gateway has stopped, it is an orphan again
         fields = {"response": stored.id, "epoch": stored.epoch, "events": len(events)}
         if stored.epoch <= MAX_EPOCHS and self._adopt(stored, events):
             logger.info("took a response over", extra=fields)

@@ -31,6 +31,13 @@ from server.store.base import (
 ENDED = frozenset({"completed", "incomplete", "failed"})
 
 
+async def until(condition: Callable[[], object]) -> None:
+    """Return when a condition holds that nothing tells of; fails after 10 s."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 nothing tells of it
+            await asyncio.sleep(0.001)
+
+
 class MemoryStore:
     """What tests of the layers above need of `server.store.base.Store`, by its contract.
 

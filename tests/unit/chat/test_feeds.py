@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from protocol.errors import ProtocolError
-from tests.support.memory import MemoryClient
+from tests.support.memory import MemoryClient, until
 
 
 async def subscribe(gateway, client, conversation, **fields):
@@ -233,8 +233,7 @@ async def test_news_that_meets_a_silent_store_is_told_later(a, store, bus, conve
     store.is_away = True
     bus.deliver("conversation:conv_1", {"updated": True})
     failed = store.calls.count("get_conversation")
-    while store.calls.count("get_conversation") < failed + 2:  # noqa: ASYNC110 the store has no event for it
-        await asyncio.sleep(0.001)
+    await until(lambda: store.calls.count("get_conversation") >= failed + 2)
     store.is_away = False
     await client.until("conversation.updated")
 

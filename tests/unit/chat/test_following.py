@@ -8,7 +8,7 @@ import pytest
 
 from protocol.errors import ProtocolError
 from server.chat import following
-from tests.support.memory import MemoryClient
+from tests.support.memory import MemoryClient, until
 
 
 async def begun(gateway, text="Hello ", **fields):
@@ -199,8 +199,7 @@ async def test_a_store_that_comes_back(a, b, store):
     await b.handle(MemoryClient(), type="response.processed")
     for follower in b.chat._following._followers.values():
         follower._wake({})
-    while store.calls.count("read_events") < calls + 2:  # noqa: ASYNC110 the store has no event for it
-        await asyncio.sleep(0.002)
+    await until(lambda: store.calls.count("read_events") >= calls + 2)
     store.is_away = False
     finish(a)
     await there.until("response.completed")
@@ -227,8 +226,7 @@ async def test_a_cancel_that_is_lost_is_asked_again(a, b, bus):
     bus.is_cut = True
     await b.handle(there, type="response.cancel", response_id=generation.response_id)
     sent = len(bus.sent)
-    while len(bus.sent) == sent:  # noqa: ASYNC110 the bus has no event for it
-        await asyncio.sleep(0.002)
+    await until(lambda: len(bus.sent) > sent)
     assert not generation.is_ended
     bus.is_cut = False
     await there.until("response.incomplete")
