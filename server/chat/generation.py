@@ -103,6 +103,11 @@ class Generation:
         return self.turn.head.conversation
 
     @property
+    def was_left(self) -> bool:
+        """Whether this gateway let go of it before its end."""
+        return self._interrupt in (Interrupt.ABANDONED, Interrupt.FENCED)
+
+    @property
     def is_ended(self) -> bool:
         return self.ended.is_set()
 

@@ -50,8 +50,9 @@ class Connection:
     async def retire(self) -> None:
         """The server stops: let running turns end, say why, and close so that clients connect again (1012)."""
         await self._lanes.idle()
-        text = "the server restarts; connect again, and go on with response.retrieve"
-        self.send(error_event(ProtocolError("websocket_connection_limit_reached", text, retry_after_ms=1000)))
+        if not self._lanes.was_left:  # between turns: in the middle of one, an error would read as its end
+            text = "the server restarts; connect again"
+            self.send(error_event(ProtocolError("websocket_connection_limit_reached", text, retry_after_ms=1000)))
         await self._websocket.close(CloseCode.SERVICE_RESTART, "restart")
 
     # The chat layer's view

@@ -46,6 +46,7 @@ class Lanes:
         self._create = create
         self._fail = fail
         self._lanes: dict[str | None, Lane] = {}
+        self.was_left = False  # an answer was let go before its end: the client is in the middle of a turn
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(self._lanes.values())
@@ -117,6 +118,7 @@ class Lanes:
             generation.cancel()
         try:
             await generation.ended.wait()
+            self.was_left = self.was_left or generation.was_left
         finally:
             lane.running = None
 

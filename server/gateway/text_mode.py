@@ -7,10 +7,13 @@ Each frame in is a user's turn. The answer's text comes back as it is made; an e
 from __future__ import annotations
 
 import asyncio
+import logging
+from typing import Final
 
 import msgspec
 from websockets.asyncio.server import ServerConnection
-from websockets.protocol import State
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import CloseCode
 
 from protocol.commands import ConversationCreate, plain_turn
 from protocol.errors import ProtocolError
@@ -20,6 +23,10 @@ from server.chat.hub import Channel, Subscription
 from server.chat.service import Chat
 from server.config import Config
 from server.gateway.outbox import Outbox
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING_LINES: Final = 64  # lines pasted during an answer
 
 
 class TextConnection:
@@ -36,17 +43,33 @@ class TextConnection:
         self._conversation: str | None = None
 
     async def run(self) -> None:
-        """Answer turn after turn until the socket closes. Raises ConnectionClosed."""
-        # Nothing is read during an answer: this tells when the client leaves while there is nothing to send it.
-        closed = asyncio.create_task(self._websocket.wait_closed(), name=f"closed {self._websocket.id}")
-        closed.add_done_callback(lambda _: self._events.set())
+        """Answer turn after turn until the socket closes. Raises ConnectionClosed.
+
+        Reading goes on during an answer: else nobody would notice that the client leaves, or answer its pings.
+        """
+        lines: asyncio.Queue[str | bytes] = asyncio.Queue(MAX_WAITING_LINES)
+        answering = asyncio.create_task(self._answer_all(lines), name=f"text {self._websocket.id}")
         try:
             async for frame in self._websocket:
-                await self._take_turn(frame)
+                if lines.full():
+                    await self._say(f"[error] {MAX_WAITING_LINES} lines wait for an answer; this one is dropped")
+                else:
+                    lines.put_nowait(frame)
         finally:
-            closed.cancel()
+            answering.cancel()
+            await asyncio.wait([answering])
             if self._subscription is not None:
                 self._subscription.close()
+
+    async def _answer_all(self, lines: asyncio.Queue[str | bytes]) -> None:
+        try:
+            while True:
+                await self._take_turn(await lines.get())
+        except ConnectionClosed:
+            pass  # the reader sees it too, and ends the handler
+        except Exception:
+            logger.exception("text connection failed", extra={"connection": str(self._websocket.id)})
+            await self._websocket.close(CloseCode.INTERNAL_ERROR, "internal error")
 
     async def _take_turn(self, frame: str | bytes) -> None:
         try:
@@ -71,7 +94,7 @@ class TextConnection:
             raise
         if generation is None or self._subscription is None:
             return
-        while not generation.is_ended and self._websocket.state is not State.CLOSED:
+        while not generation.is_ended:
             self._events.clear()
             await self._say_new(self._subscription)
             await self._events.wait()

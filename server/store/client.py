@@ -52,6 +52,8 @@ class RedisClient:
     """
 
     def __init__(self, url: str, config: StoreConfig) -> None:
+        for script in (resources.files("server.store") / "scripts").iterdir():
+            script_source(script.name.removesuffix(".lua"))  # now: a running server outlives an upgrade of its files
         self.shown_url: Final = masked(url)
         self.options: Final = connection_options(url, config)
         self._config = config

@@ -32,6 +32,7 @@ async def test_sigterm_when_idle_and_a_start_again(tmp_path: Path):
         assert str(tmp_path) in second.log[0]
         assert (await c.ask("still here")).text == "still here"
         server.process.send_signal(signal.SIGTERM)
+        assert (await c.event())["error"]["code"] == "websocket_connection_limit_reached"
         with pytest.raises(ConnectionClosed) as closed:
             await c.event()
         assert closed.value.rcvd is not None
