@@ -110,7 +110,8 @@ class View:
         kind, number = event["type"], event.get("sequence_number", -1)
         if self.end is not None:
             self.faults.append(f"{kind} {number} came after the end ({self.end['type']})")
-        if number <= self.number:
+        # Through a silence of the store, "still in progress" is said without a number of its own.
+        if number < self.number or (number == self.number and kind != "response.in_progress"):
             self.faults.append(f"{kind} {number} came after number {self.number}")
         self.number = max(self.number, number)
         if kind == DELTA:

@@ -142,6 +142,16 @@ def test_a_number_that_does_not_rise(history, dump):
     assert found(history, dump) == {"views_are_true"}
 
 
+def test_a_silence_may_be_broken_without_a_number(history, dump):
+    """Nothing can be numbered while the store is silent, but clients want to hear that the server lives."""
+    at = frames_of(history, DELTA)[1]
+    said = dict(history.frames[1].event, sequence_number=history.frames[at].event["sequence_number"])
+    history.frames.insert(at + 1, Frame(0, "ann", 0, "t0", said))
+    assert found(history, dump) == set()
+    said["sequence_number"] -= 1
+    assert found(history, dump) == {"views_are_true"}
+
+
 def test_numbers_may_skip(history, dump):
     """Deltas that gathered come as one, with the last one's number."""
     at = frames_of(history, DELTA)[0]
