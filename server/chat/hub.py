@@ -43,9 +43,13 @@ class Channel:
             subscription.subscriber.wake(subscription)
 
     def remark(self, frame: bytes) -> None:
-        """Send an event that is no part of the response's stream to whoever listens now."""
+        """Send an event that is no part of the response's stream to whoever listens now and has all that is.
+
+        It carries the newest number, which one who is behind must not see before the events that lead to it.
+        """
         for subscription in tuple(self._subscriptions):
-            subscription.subscriber.send(with_stream_id(frame, subscription.stream_id))
+            if subscription.cursor == len(self.events):
+                subscription.subscriber.send(with_stream_id(frame, subscription.stream_id))
 
     def close(self) -> None:
         """Say that no event follows; subscriptions still hand out what they have not yet. Idempotent."""

@@ -16,7 +16,7 @@ from server.chat.generation import Generation
 from server.chat.runtime import Runtime
 from server.chat.service import Chat
 from server.chat.takeover import Takeover
-from server.config import Config
+from server.config import Config, LimitsConfig, StoreConfig
 from server.models.pool import Model, ModelState, Pool
 from server.observe.metrics import Metrics
 from server.store.base import Conversation
@@ -55,7 +55,7 @@ class Gateway:
         self.store = store
         self.engine = ScriptedEngine()
         metrics = Metrics()
-        self.journal = Journal(store, metrics, config.store.model_copy(update={"tick_ms": 1.0}))
+        self.journal = Journal(store, metrics, config.store)
         self.runtime = Runtime(config, store, self.journal, bus, metrics, name)  # type: ignore[arg-type]
         self.model = Model("m", lambda: self.engine, 10, 1)
         self.pool = Pool({"m": self.model}, "m", 100)
@@ -106,7 +106,9 @@ async def make_gateway(store: MemoryStore, bus: MemoryBus) -> AsyncIterator[Make
     made: list[Gateway] = []
 
     async def make(name: str, **limits: Any) -> Gateway:
-        config = Config(engine="echo", limits=limits, store={"unavailable_timeout_s": 0.05})
+        config = Config(
+            engine="echo", limits=LimitsConfig(**limits), store=StoreConfig(unavailable_timeout_s=0.05, tick_ms=1.0)
+        )
         gateway = Gateway(name, store, bus, config)
         made.append(gateway)
         await gateway.open()

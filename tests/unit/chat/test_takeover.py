@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -137,7 +138,7 @@ async def test_the_store_goes_away_during_a_takeover(a, b, store, when):
         await store.held(when)
         if when == "claim":  # taken, and its reply lost
             record = store.responses[generation.response_id]
-            store.responses[generation.response_id] = generations.replace(record, gateway="b", epoch=2)
+            store.responses[generation.response_id] = replace(record, gateway="b", epoch=2)
         store.is_away = True
         gate.set()
         with pytest.raises(StoreUnavailableError):
@@ -283,9 +284,8 @@ async def test_engines_that_die_one_after_the_other(a):
     """Up to a bound; then the response fails and keeps its text."""
     await begun(a)
     for _ in range(generations.MAX_ENGINES):
-        engine = a.engine
-        engine.die()
-        await until(lambda engine=engine: a.model.ready_engine is not engine)
+        a.engine.die()
+        await until(lambda: a.model.ready_engine is None)
         a.replace_engine(ScriptedEngine())
     end = await a.client.until("response.failed")
     assert end["response"]["error"]["code"] == "engine_error"
