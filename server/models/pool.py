@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from server.access.admission import Admission
-from server.engine.base import Engine, EngineDeadError, EngineStartError
+from server.engine.base import Engine, EngineStartError
 
 logger = logging.getLogger(__name__)
 
@@ -142,11 +142,13 @@ class Pool:
                     await self._start(model)
                 failures = 0
                 await self._watch(model)
-            except EngineStartError as error:
+            except Exception as error:  # what nobody expected is a failed start, too: waiting for it must end
+                if not isinstance(error, EngineStartError):
+                    logger.exception("model %s: unexpected error", model.name, extra={"model": model.name})
                 failures += 1
                 # At the server's own start nothing is gained by waiting: say what is wrong and end.
                 if model.admission is None or failures >= MAX_RESTARTS:
-                    model.set(ModelState.FAILED, str(error))
+                    model.set(ModelState.FAILED, str(error) or type(error).__name__)
                     return
             delay = min(RESTART_FIRST_S * 2**failures, RESTART_MAX_S)
             model.set(ModelState.LOADING, f"the engine died; starting it again in {delay:.0f} s")
@@ -193,8 +195,8 @@ class Pool:
             return "the engine died"
         try:
             await engine.check_health()
-        except EngineDeadError as error:
-            return str(error)
+        except Exception as error:  # noqa: BLE001 whatever it is, it does not say that the engine is well
+            return str(error) or type(error).__name__
         silent_s = asyncio.get_running_loop().time() - model.last_token_at
         if model.admission and model.admission.running and engine.unfinished and silent_s > self._stall_timeout_s:
             return f"the engine has made no token for {silent_s:.0f} s"
