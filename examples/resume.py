@@ -13,6 +13,7 @@ import json
 import random
 import sys
 import uuid
+from typing import Any
 
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
@@ -30,12 +31,12 @@ class Answer:
         self.response_id: str | None = None
         self.last = -1  # sequence number
 
-    def frame(self) -> dict:
+    def frame(self) -> dict[str, Any]:
         if self.response_id is None:
             return self.request
         return {"type": "response.retrieve", "response_id": self.response_id, "starting_after": self.last}
 
-    def receive(self, event: dict) -> bool:
+    def receive(self, event: dict[str, Any]) -> bool:
         """Print what is new; return whether that was the end."""
         kind, number = event["type"], event.get("sequence_number", -1)
         if kind not in TERMINAL and number <= self.last:
@@ -47,7 +48,7 @@ class Answer:
         return kind in TERMINAL
 
 
-async def ask(url: str, text: str) -> dict:
+async def ask(url: str, text: str) -> dict[str, Any]:
     """Return the response object at its end. Raises RuntimeError when the server refuses."""
     answer, attempt = Answer(text), 0
     while True:
@@ -63,7 +64,8 @@ async def ask(url: str, text: str) -> dict:
                             raise RuntimeError(event["error"]["message"])
                         break  # ask again on a new connection, when the server says
                     if answer.receive(event):
-                        return event["response"]
+                        response: dict[str, Any] = event["response"]
+                        return response
         except ConnectionClosed as closed:
             if closed.rcvd is not None and closed.rcvd.code not in RETRY_CODES:
                 raise RuntimeError(f"the server closed the connection: {closed.rcvd}") from closed

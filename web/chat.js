@@ -6,7 +6,7 @@
  * the drafts. A refusal, a stop or a reload before that brings the text back, and sending it again makes one turn.
  */
 import { TokenwireError, outputText } from "./client.js";
-import { messageFromItem, newMessage, newThread, titleFrom } from "./state.js";
+import { canSend, messageFromItem, newMessage, newThread, titleFrom } from "./state.js";
 
 /** @typedef {import("./client.js").TokenwireClient} TokenwireClient */
 /** @typedef {import("./client.js").ResponseStream} ResponseStream */
@@ -226,9 +226,10 @@ export class Chat {
   send() {
     const thread = this.#state.current;
     const text = thread.draft;
-    if (!text.trim() || thread.active || thread.status !== "ready") return;
+    if (!text.trim() || !canSend(thread)) return;
     const user = newMessage("user", text, "sending");
     const answer = newMessage("assistant", "", "sending");
+    user.isOwn = answer.isOwn = true;
     const turn = { thread, text, id: this.#drafts.sending(thread.id, text), user, answer, over: false, accepted: false, placed: false };
     this.#turns.set(thread, [...this.#turnsOf(thread), turn]);
     this.#state.setProblem(thread, null);

@@ -20,6 +20,7 @@
  * @property {Waiting | null} waiting why it waits, as the server tells it
  * @property {string | null} problem what went wrong, in words
  * @property {string | null} responseId the turn that it belongs to, once the server has told it
+ * @property {boolean} isOwn whether this page sent the turn, since it was loaded
  */
 /**
  * One conversation as the page holds it. Events of a response always go to the thread that asked for it, never to
@@ -67,7 +68,15 @@ export function titleOf(conversation) {
  * @returns {Message}
  */
 export function newMessage(role, text, status, responseId = null) {
-  return { role, text, status, waiting: null, problem: null, responseId };
+  return { role, text, status, waiting: null, problem: null, responseId, isOwn: false };
+}
+
+/**
+ * Whether a thread takes a message now. While another tab or device is being answered it does: the server keeps the order.
+ * @param {Thread} thread
+ */
+export function canSend({ status, messages }) {
+  return status === "ready" && !messages.some((message) => message.isOwn && UNFINISHED.has(message.status));
 }
 
 /**

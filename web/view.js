@@ -3,7 +3,7 @@
 import { byId } from "./dom.js";
 import { ListView } from "./list-view.js";
 import { MessagesView } from "./messages-view.js";
-import { titleFrom, titleOf } from "./state.js";
+import { canSend, titleFrom, titleOf } from "./state.js";
 
 /** @typedef {import("./state.js").ChatState} ChatState */
 /** @typedef {import("./state.js").Change} Change */
@@ -210,10 +210,13 @@ export class View {
   }
 
   #renderButtons() {
-    const { active, status, draft } = this.#state.current;
-    this.#ids.send.hidden = active !== null;
-    this.#ids.stop.hidden = active === null;
-    this.#ids.send.disabled = status !== "ready" || draft.trim() === "";
+    const { active, draft } = this.#state.current;
+    const canGo = draft.trim() !== "" && canSend(this.#state.current);
+    // One place for both: what was typed goes out also while somebody else is being answered.
+    const stops = active !== null && !canGo;
+    this.#ids.send.hidden = stops;
+    this.#ids.stop.hidden = !stops;
+    this.#ids.send.disabled = !canGo;
   }
 
   #renderDraft() {

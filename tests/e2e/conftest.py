@@ -1,7 +1,5 @@
 """A real server and a real browser for the page's tests."""
 
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,18 +16,7 @@ from tests.e2e.browser import ChatPage, chromium
 from tests.e2e.standin import StandIn
 from tests.support.server import ROOT, ServerProcess
 
-# Where the set-up puts Node programs and, on a machine without Node, Node itself.
-PROGRAMS = os.pathsep.join(
-    [str(ROOT / ".tools/node_modules/.bin"), str(ROOT / ".venv/bin"), os.environ.get("PATH", "")]
-)
 _FIND_VALKEY = "import asyncio; from server.store.embedded import find_binary; print(asyncio.run(find_binary()))"
-
-
-def program(name: str) -> str:
-    """A Node program that the set-up installs."""
-    found = shutil.which(name, path=PROGRAMS)
-    assert found, f"{name} is missing: `make setup-dev` installs it (scripts/setup.sh)"
-    return found
 
 
 @contextmanager

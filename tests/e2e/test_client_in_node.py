@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from tests.e2e.conftest import program
+from tests.e2e.programs import program
 from tests.support.server import ServerProcess
 
 

@@ -1,5 +1,6 @@
 """The documented recipes for clients, run as they are through the loss of their server."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import program
+from tests.e2e.programs import program
 from tests.support.server import ROOT, ServerProcess
 
 EXAMPLES = ROOT / "examples"
@@ -27,7 +28,7 @@ class Running:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        while piece := self.process.stdout.read1():
+        while piece := os.read(self.process.stdout.fileno(), 65536):
             with self._grown:
                 self.output += piece
                 self._grown.notify_all()

@@ -11,7 +11,8 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.e2e.browser import ChatPage
-from tests.e2e.conftest import program, valkey
+from tests.e2e.conftest import valkey
+from tests.e2e.programs import program
 from tests.support.server import ServerProcess
 
 Open = Callable[[str], ChatPage]
@@ -124,7 +125,7 @@ def test_two_tabs_and_wscat_see_one_answer_grow_and_a_late_tab_has_it_all(server
     two.page.goto(one.page.url)
     two.expect_status("completed")
     conversation = one.page.url.split("#")[1]
-    said = words("cat", 150)
+    said = words("cat", 250)
     subscribe = {"type": "conversation.subscribe", "conversation": conversation, "stream_id": "feed"}
     with wscat(server, subscribe, {"input": said, "conversation": conversation}) as cat:
         # wscat's turn: both tabs show the question and the growing answer.
@@ -139,7 +140,7 @@ def test_two_tabs_and_wscat_see_one_answer_grow_and_a_late_tab_has_it_all(server
         done = cat.wait_for("response.completed")
         assert cat.text(done["response"]["output"][0]["id"]) == said
         # A tab's turn: the others and wscat see it.
-        answer = words("tab", 60)
+        answer = words("tab", 120)
         two.send(answer)
         expect_growing(one, "tab", 5, 12)
         for chat in (one, two, late):
@@ -168,6 +169,23 @@ def test_turns_of_two_tabs_at_the_same_moment_are_in_one_order_everywhere(server
     two.page.reload()
     expect(two.answers).to_have_count(3)
     assert texts(two) == texts(one)
+
+
+def test_a_message_sent_while_another_tab_is_answered_waits_its_turn(server: ServerProcess, open_page: Open):
+    one, two = open_page(server.url), open_page(server.url)
+    one.ask("hello")
+    two.page.goto(one.page.url)
+    two.expect_status("completed")
+    first = words("first", 100)
+    one.send(first)
+    two.wait_for_text("first5 ")
+    expect(two.stop_button).to_be_visible()
+    two.input.fill("me next")
+    two.page.get_by_role("button", name="Send").click()
+    expect(two.answers.last).to_contain_text("Waiting")
+    for chat in (one, two):
+        expect_whole(chat, "me next", 3)
+    assert texts(one) == texts(two) == ["hello", "hello", first, first, "me next", "me next"]
 
 
 def test_an_answer_can_be_stopped_from_another_tab(server: ServerProcess, open_page: Open):
@@ -212,7 +230,7 @@ def test_nothing_of_one_conversation_shows_in_another(server: ServerProcess, ope
     one.ask("here")
     two.page.goto(one.page.url)
     two.expect_status("completed")
-    noise = words("noise", 100)
+    noise = words("noise", 200)
     two.send(noise)
     one.wait_for_text("noise3 ")
     one.new()
@@ -233,7 +251,7 @@ def test_a_turn_elsewhere_during_a_lost_connection_is_there_afterwards(tmp_path:
             on_a.ask("hello")
             on_b.page.goto(f"{b.url}/#{on_a.page.url.split('#')[1]}")
             on_b.expect_status("completed")
-            first, second = words("first", 60), words("second", 20)
+            first, second = words("first", 100), words("second", 20)
             on_b.send(first)
             on_a.wait_for_text("first5 ")
             port = a.port
@@ -259,7 +277,7 @@ def test_an_answer_outlives_its_killed_gateway_on_every_screen(tmp_path: Path, o
             address = f"{b.url}/#{on_a.page.url.split('#')[1]}"
             on_b.page.goto(address)
             on_b.expect_status("completed")
-            said = words("word", 200)
+            said = words("word", 300)
             on_a.send(said)
             expect_growing(on_b, "word", 5, 12)  # answered on A, shown by B
             port = a.port

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Drafts, memoryStorage } from "../../../web/drafts.js";
-import { ChatState, messageFromItem, titleFrom } from "../../../web/state.js";
+import { ChatState, canSend, messageFromItem, newMessage, titleFrom } from "../../../web/state.js";
 
 const drafts = (storage = memoryStorage()) => {
   let ids = 0;
@@ -68,4 +68,22 @@ test("the draft follows a new conversation to its name", () => {
   kept.move(null, "conv_1");
   assert.equal(kept.text(null), "");
   assert.equal(kept.sending("conv_1", "hi"), id);
+});
+
+test("a thread takes a message while somebody else is answered, and none while we are", () => {
+  const state = new ChatState();
+  const thread = state.current;
+  const theirs = newMessage("assistant", "", "waiting", "resp_1");
+  const ours = { ...newMessage("assistant", "", "sending"), isOwn: true };
+  state.addMessage(thread, theirs);
+  assert.equal(thread.active, theirs);
+  assert.ok(canSend(thread));
+  state.addMessage(thread, ours, theirs);
+  assert.equal(thread.active, ours);
+  assert.ok(!canSend(thread));
+  state.update(thread, ours, { status: "completed" });
+  assert.equal(thread.active, theirs);
+  state.update(thread, theirs, { status: "stopped" });
+  assert.equal(thread.active, null);
+  assert.ok(canSend(thread));
 });

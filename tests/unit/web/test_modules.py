@@ -1,24 +1,17 @@
 """The page's own checks, run from here so that one command runs everything."""
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
+from tests.e2e.programs import PROGRAMS, program
+from tests.support.server import ROOT
+
 HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
-# Where the set-up puts Node programs and, on a machine without Node, Node itself.
-SEARCH = os.pathsep.join([str(ROOT / ".tools/node_modules/.bin"), str(ROOT / ".venv/bin"), os.environ.get("PATH", "")])
-
-
-def program(name: str) -> str:
-    found = shutil.which(name, path=SEARCH)
-    assert found, f"{name} is missing: `make setup-dev` installs it (scripts/setup.sh)"
-    return found
 
 
 def run(*command: str) -> None:
-    environment = {**os.environ, "PATH": SEARCH}
+    environment = {**os.environ, "PATH": PROGRAMS}
     done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
 
