@@ -3,6 +3,7 @@
 #   make serve [MODEL=...] [PORT=...] [ARGS="..."]   start the server; MODEL is an alias, a folder or a hub id
 #   make test                                        every test; make test-unit: the quick ones
 #   make lint types                                  ruff; mypy --strict
+#   make chaos [SEED=] [MINUTES=]                    kill, stop and cut things for so long; says whether every promise held
 #   make bench                                       measure this machine
 #   make clean                                       remove what was made here (not the model cache)
 
@@ -10,12 +11,14 @@ MODEL ?=
 PORT ?=
 ARGS ?=
 PYTEST_ARGS ?=
+SEED ?=
+MINUTES ?= 5
 
 PY := .venv/bin/python
 CHECKED := protocol server tests scripts
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test test-unit lint types bench clean
+.PHONY: help setup setup-dev serve test test-unit lint types chaos bench clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -42,6 +45,9 @@ lint: setup-dev
 
 types: setup-dev
 	@$(PY) -m mypy $(CHECKED)
+
+chaos: setup-dev
+	@$(PY) -m tests.chaos $(if $(SEED),--seed "$(SEED)") --minutes "$(MINUTES)" $(ARGS)
 
 bench: setup-dev
 	@$(PY) -m tests.benchmarks.run $(ARGS)
