@@ -141,8 +141,8 @@ class Journal:
         ]
         try:
             refused = await self._append(entries) if entries else frozenset()
-        except StoreUnavailableError as unavailable:
-            error = unavailable  # bound again: the except clause unbinds its own name
+        except StoreError as refusal:
+            error = _unavailable(refusal)
             self._settle(stored, lambda _source: error)
             return
         fenced = FencedError("another gateway has taken this response over")
@@ -162,7 +162,8 @@ class Journal:
                 if loop.time() + delay - started > self._config.unavailable_timeout_s:
                     raise
                 for source in self._in_flight:
-                    source.store_is_away()
+                    if source.is_stored:
+                        source.store_is_away()
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, RETRY_MAX_S)
             else:
@@ -178,6 +179,14 @@ class Journal:
                 source.acknowledge(events)
             else:
                 source.refuse(error)
+
+
+def _unavailable(error: StoreError) -> StoreUnavailableError:
+    """Return what a batch fails with. A refusal that waiting does not help must not end the journal of all others."""
+    if isinstance(error, StoreUnavailableError):
+        return error
+    logger.error("the store refused a batch of events: %s", error)
+    return StoreUnavailableError(str(error))
 
 
 def _no_error(_source: Source) -> None:
