@@ -15,7 +15,7 @@ SEED ?=
 MINUTES ?= 5
 
 PY := .venv/bin/python
-CHECKED := protocol server tests scripts
+CHECKED := protocol server tests examples
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev serve test test-unit lint types chaos bench clean
@@ -44,7 +44,7 @@ lint: setup-dev
 	@$(PY) -m ruff format --check $(CHECKED)
 
 types: setup-dev
-	@$(PY) -m mypy $(CHECKED)
+	@$(PY) -m mypy protocol server tests
 
 chaos: setup-dev
 	@$(PY) -m tests.chaos $(if $(SEED),--seed "$(SEED)") --minutes "$(MINUTES)" $(ARGS)
