@@ -27,6 +27,11 @@ _SAMPLE = re.compile(r"^tokenwire_(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _FAULTS = re.compile(r"Traceback|unexpected error|was never retrieved|was destroyed|never awaited| broke\b| hang\b")
 
 
+def clean_environment() -> dict[str, str]:
+    """Return the environment without settings of ours: what a developer has exported must not change a test."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("TOKENWIRE_")}
+
+
 class ServerProcess:
     """One server.
 
@@ -57,7 +62,7 @@ class ServerProcess:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONASYNCIODEBUG": ""},
+            env={**clean_environment(), "PYTHONUNBUFFERED": "1", "PYTHONASYNCIODEBUG": ""},
         )
         self._ready: queue.Queue[str] = queue.Queue()
         self._grown = threading.Condition()
