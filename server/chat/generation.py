@@ -7,25 +7,25 @@ import logging
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 
-from protocol.codec import encode
 from protocol.commands import ResponseCreate
 from protocol.errors import ProtocolError
 from protocol.events import Event, Usage
-from protocol.items import Message, MessageItem
-from protocol.response_stream import ResponseStream, State, failed_event, in_progress_again
+from protocol.items import Message
+from protocol.response_stream import ResponseStream, State, in_progress_again
 from server.access.admission import QueueFullError
 from server.chat.context import Context, fit
+from server.chat.ending import End, Ending
 from server.chat.errors import translate
-from server.chat.following import read_journal
 from server.chat.hub import Channel
 from server.chat.patience import Patience
 from server.chat.runtime import Runtime
+from server.chat.tally import Tally
 from server.chat.turn import Turn, context_request, generation_request, new_turn
 from server.chat.waiting import admitted, wait_for_turn
 from server.engine.base import Chunk, Engine, EngineDeadError, FinishReason, GenerationRequest
-from server.store.base import Begun, FencedError, Finish, History, NotFoundError, StoreError, StoreUnavailableError
+from server.store.base import Begun, FencedError, History, StoreError, StoreUnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -73,18 +73,14 @@ class Generation:
         self.error: str | None = None
         self.context_messages: tuple[Message, ...] = ()
         self._runtime = runtime
-        self._metrics = runtime.metrics.for_model(turn.model.name)
+        self._tally = Tally(runtime.metrics.for_model(turn.model.name))
+        self._ending = Ending(turn, self.epoch, self.stream, self.channel, runtime)
         self._loop = loop
         self._interrupt: Interrupt | None = None
         self._refusal: StoreError | None = None
         self._scope: asyncio.Timeout | None = None
-        self._usage = Usage()
         self._unflushed: asyncio.Future[None] | None = None
         self._prepared: tuple[str | None, Context] | None = None
-        self._began_at = loop.time()
-        self._started_at: float | None = None
-        self._first_token_at: float | None = None
-        self._last_chunk_at = 0.0
         self._away_told_at = float("-inf")
         limits = runtime.config.limits
         self._patience = Patience(
@@ -298,11 +294,7 @@ class Generation:
         if self.stream.state is State.QUEUED:
             self.stream.start(context.notice)
             self._notify()
-        if self._started_at is None:
-            self._started_at = self._loop.time()
-            self._metrics.queued(self._started_at - self._began_at)
-            self._metrics.started()
-        self._usage = Usage(input_tokens=context.prompt.token_count, output_tokens=self._usage.output_tokens)
+        self._tally.start(context.prompt.token_count)
         if self.stream.text:
             context = await self._behind_the_text(engine, context)
         if context.max_tokens < 1:
@@ -314,9 +306,8 @@ class Generation:
         """Return the context with the text so far behind it."""
         prompt = await engine.extend(context.prompt, self.stream.text)
         # What a dead gateway has counted is lost; the text has about as many tokens.
-        said = self._usage.output_tokens or prompt.token_count - context.prompt.token_count
-        self._usage = Usage(input_tokens=context.prompt.token_count, output_tokens=said)
-        return replace(context, prompt=prompt, max_tokens=context.max_tokens - said)
+        self._tally.suppose_said(prompt.token_count - context.prompt.token_count)
+        return replace(context, prompt=prompt, max_tokens=context.max_tokens - self._tally.usage.output_tokens)
 
     async def _context(self, engine: Engine, history: History) -> Context:
         """Return the prompt; the one made before the turn was acknowledged, if nothing was said since."""
@@ -337,38 +328,22 @@ class Generation:
                 if chunk.finish_reason is not None:
                     self._end(chunk.finish_reason)
                     return
-                await self._flushed(urgent=self._usage.output_tokens == chunk.token_count)
+                await self._flushed(urgent=self._tally.usage.output_tokens == chunk.token_count)
         raise ProtocolError("engine_error", "the engine stopped without saying why")
 
     def _receive(self, chunk: Chunk) -> None:
         self.turn.model.last_token_at = self._loop.time()
-        self._count(chunk)
-        self._usage = Usage(
-            self._usage.input_tokens, chunk.cached_tokens, self._usage.output_tokens + chunk.token_count
-        )
+        self._tally.count(chunk)
         self.stream.push(chunk.text)
-
-    def _count(self, chunk: Chunk) -> None:
-        """Keep the times of tokens."""
-        if not chunk.token_count:
-            return
-        now = self._loop.time()
-        if self._first_token_at is None:
-            self._first_token_at = now
-            self._metrics.first_token(now - (self._started_at or self._began_at))
-            self._metrics.output(chunk.token_count)
-        else:
-            self._metrics.tokens(chunk.token_count, now - self._last_chunk_at)
-        self._last_chunk_at = now
 
     def _end(self, reason: FinishReason) -> None:
         match reason:
             case FinishReason.STOP:
-                self.stream.complete(self._usage)
+                self.stream.complete(self._tally.usage)
             case FinishReason.LENGTH:
-                self.stream.interrupt("max_output_tokens", self._usage)
+                self.stream.interrupt("max_output_tokens", self._tally.usage)
             case FinishReason.CONTENT_FILTER:
-                self.stream.interrupt("content_filter", self._usage)
+                self.stream.interrupt("content_filter", self._tally.usage)
 
     def _fail(self, error: Exception) -> None:
         if self.stream.state.is_terminal:
@@ -376,7 +351,7 @@ class Generation:
             return
         fault = translate(error)
         self.error = fault.message
-        self.stream.fail(fault.code, fault.message, self._usage)
+        self.stream.fail(fault.code, fault.message, self._tally.usage)
 
     # Flushing
 
@@ -411,119 +386,34 @@ class Generation:
         """Write and publish the end, whatever it is."""
         match self._interrupt:
             case Interrupt.CANCELLED if not self.stream.state.is_terminal:
-                self.stream.interrupt("cancelled", self._usage)
+                self.stream.interrupt("cancelled", self._tally.usage)
             case Interrupt.ABANDONED:
-                self._close([])
+                self._close(End([]))
                 return
         # Let a batch of ours that is on its way arrive: entries must reach the stream in order.
         await self._runtime.journal.settled(self)
-        try:
-            if self._refusal is not None:
-                raise self._refusal
-            events = self.stream.take()
-            await self._store_end(events)
-        except StoreUnavailableError:
-            self._end_without_store()
-        except FencedError:
-            # Somebody else goes on with this response; or it was deleted, and then nobody else tells its end.
-            is_deleted = await self._is_deleted()
-            self._close([self._deleted_event()] if is_deleted else [], is_elsewhere=not is_deleted)
-        else:
-            self._close(events)
+        end = await self._ending.write(self._tally.usage, self._refusal)
+        self.error = end.message or self.error
+        self._close(end)
 
-    async def _store_end(self, events: list[Event]) -> None:
-        if not self.is_stored:
-            return
-        end = self._end_record(self.stream.snapshot(), self.stream.output_items(), self.stream.state, events)
-        timeout_s = self._runtime.config.store.unavailable_timeout_s
-        await self._runtime.finish(end, self.conversation, timeout_s=timeout_s)
-
-    def _end_record(
-        self, snapshot: dict[str, Any], output: tuple[MessageItem, ...], state: State, events: list[Event]
-    ) -> Finish:
-        return Finish(
-            response_id=self.response_id,
-            epoch=self.epoch,
-            status=state.value,  # type: ignore[arg-type]  # the values of terminal states are the store's words
-            output=output,
-            snapshot=encode(snapshot),
-            events=tuple((event.sequence_number, event.data) for event in events),
-        )
-
-    async def _is_deleted(self) -> bool:
-        try:
-            await self._runtime.store.get_response(self.turn.owner, self.response_id)
-        except NotFoundError:
-            return True
-        except StoreError:
-            pass  # unknown: whoever holds it tells its end
-        return False
-
-    def _deleted_event(self) -> Event:
-        return self._failed("conversation_not_found", "the conversation was deleted")[0]
-
-    def _failed(
-        self, code: str, message: str, events: list[Event] | None = None
-    ) -> tuple[Event, dict[str, Any], tuple[MessageItem, ...]]:
-        """Return an end that fits the events (None: those that clients have seen): what was on its way is lost."""
-        self.error = message
-        number = self.stream.last_sequence_number + 1
-        text = "".join(event.delta or "" for event in (self.channel.events if events is None else events))
-        return failed_event(self.turn.head, number, text, code, message, self._usage)
-
-    def _end_without_store(self) -> None:
-        """Redis was away too long: tell the clients, keep what Redis holds, and write the end when it is back."""
-        fault = ("store_unavailable", "the store did not answer in time")
-        if self.is_stored:
-            self._runtime.when_store_is_back(lambda: self._end_late(*fault), self.response_id)
-        self._close([self._failed(*fault)[0]])
-
-    async def _end_late(self, code: str, message: str) -> None:
-        """Write the end with the text that Redis has: it may have taken events whose reply was lost."""
-        events = await read_journal(self._runtime.store, self.response_id)
-        event, snapshot, output = self._failed(code, message, events)
-        end = self._end_record(snapshot, output, State.FAILED, [event])
-        await self._runtime.finish(end, self.conversation, timeout_s=0)
-
-    def _close(self, events: list[Event], *, is_elsewhere: bool = False) -> None:
-        """Publish the last events and let everybody go.
-
-        is_elsewhere: the response goes on at another gateway, and so do its listeners, from where they are.
-        """
-        self._publish(events)
-        if is_elsewhere:
+    def _close(self, end: End) -> None:
+        """Publish the last events and let everybody go, or go on elsewhere from where they are."""
+        self._publish(end.events)
+        if end.is_elsewhere:
             self._runtime.go_on_elsewhere(self.channel, self.turn.owner)
         else:
             self.channel.close()
         self.ended.set()
-        end = self._end_word()
-        self._metrics.ended(end, ran=self._started_at is not None)
-        self._metrics.prompt(self._usage.input_tokens, self._usage.cached_tokens)
-        logger.info("response ended", extra=self._log_fields(end))
+        model = self.turn.model.name
+        self._tally.close(self._end_word(end), response=self.response_id, conversation=self.conversation, model=model)
 
-    def _end_word(self) -> str:
+    def _end_word(self, end: End) -> str:
         """Return one of Metrics.ENDS."""
-        if self._interrupt is Interrupt.ABANDONED or isinstance(self._refusal, FencedError):
+        if self._interrupt is Interrupt.ABANDONED or end.is_elsewhere:
             return "abandoned"
-        if self._refusal is not None:
+        if end.message is not None:
             return "failed"
         return self.stream.incomplete_reason or self.stream.state.value
-
-    def _log_fields(self, end: str) -> dict[str, Any]:
-        return {
-            "response": self.response_id,
-            "conversation": self.conversation,
-            "model": self.turn.model.name,
-            "end": end,
-            "input_tokens": self._usage.input_tokens,
-            "cached_tokens": self._usage.cached_tokens,
-            "output_tokens": self._usage.output_tokens,
-            "first_token_ms": self._since_begin_ms(self._first_token_at),
-            "total_ms": self._since_begin_ms(self._loop.time()),
-        }
-
-    def _since_begin_ms(self, when: float | None) -> int | None:
-        return None if when is None else round((when - self._began_at) * 1000)
 
     def audience_changed(self, listeners: int) -> None:
         """An unstored response ends with its connection; a stored one is given some time."""
