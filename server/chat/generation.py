@@ -263,6 +263,8 @@ class Generation:
             self._refusal = error
         except Exception as error:  # noqa: BLE001 every end is a terminal event
             self._fail(error)
+        finally:
+            self._scope = None  # what interrupts it now finds nothing to stop, until the end is written
 
     async def _answer(self) -> None:
         history = await self._wait_for_turn()

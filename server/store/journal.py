@@ -175,10 +175,13 @@ class Journal:
     ) -> None:
         for source, events in batches:
             error = error_of(source)
-            if error is None:
-                source.acknowledge(events)
-            else:
-                source.refuse(error)
+            try:
+                if error is None:
+                    source.acknowledge(events)
+                else:
+                    source.refuse(error)
+            except Exception:  # one response's fault must not end the journal of all others
+                logger.exception("%r could not take what became of its events", source)
 
 
 def _unavailable(error: StoreError) -> StoreUnavailableError:

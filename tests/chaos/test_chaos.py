@@ -98,15 +98,19 @@ async def test_a_gateway_killed_in_the_middle_of_an_answer():
 
 async def test_a_gateway_paused_for_longer_than_its_heartbeat():
     """The other one takes its answer over. When it wakes, it is fenced: its own client, who never noticed, sees the
-    rest of the answer on the same connection, and nobody sees a token twice.
+    rest of the answer on the same connection, and nobody sees a token twice. So does the turn that waits behind it.
     """
-    async with World() as world:
+    # Waiting turns speak often, so that the one that is fenced has something on its way to the journal.
+    async with World(config={"limits": {"queued_repeat_s": 0.5}}) as world:
         scene = Scene(world)
         conversation = await scene.conversation()
         stays, moves = scene.client(pings=False), scene.client(Reader, first=1)
         answer = scene.begin(stays, text := scene.words(300), conversation)
         await scene.seen(stays, 20)
         response = views(scene.history.frames)[0].response
+        waits = scene.client(pings=False)
+        behind = scene.begin(waits, scene.words(10), conversation)
+        await scene.until(lambda: any(frame.event["type"] == "response.queued" for frame in scene.history.frames))
         reading = asyncio.create_task(moves.read(response))
         await scene.seen(moves, 20)
         world.gateways[0].send(signal.SIGSTOP)
@@ -117,8 +121,10 @@ async def test_a_gateway_paused_for_longer_than_its_heartbeat():
         end = await answer
         await reading
         assert output_text(end["response"]) == text
-        assert stays.reconnects == 0
+        assert (await behind)["type"] == "response.completed"
+        assert stays.reconnects == waits.reconnects == 0
         await stays.leave()
+        await waits.leave()
         await moves.leave()
         await scene.judge(conversation)
 

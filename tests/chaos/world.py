@@ -21,7 +21,7 @@ from server.store.embedded import _candidates, valkey_arguments
 from tests.chaos.proxy import Proxy
 from tests.support.server import POLL_S, ROOT, ServerProcess, children, is_alive
 
-START_S: Final = 60  # for a process to get ready on a busy machine
+START_S: Final = 240  # for a process to get ready: two vLLMs load at once, on a busy machine
 
 # Linux kills the child when the thread that forked it ends, also by SIGKILL; the setting survives exec.
 _TIED: Final = "import ctypes,os,sys;ctypes.CDLL(None).prctl(1,9);os.getppid()==1 or os.execv(sys.argv[1],sys.argv[1:])"
