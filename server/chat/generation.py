@@ -9,20 +9,19 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from protocol.commands import ResponseCreate
 from protocol.errors import ProtocolError
 from protocol.events import Event, Usage
 from protocol.items import Message
 from protocol.response_stream import ResponseStream, State, in_progress_again
-from server.access.admission import QueueFullError
-from server.chat.context import Context, fit
+from server.chat.context import Context
 from server.chat.ending import End, Ending
 from server.chat.errors import translate
 from server.chat.hub import Channel
 from server.chat.patience import Patience
+from server.chat.preparation import Preparation
 from server.chat.runtime import Runtime
 from server.chat.tally import Tally
-from server.chat.turn import Turn, context_request, generation_request, new_turn
+from server.chat.turn import Turn, generation_request, new_turn
 from server.chat.waiting import admitted, wait_for_turn
 from server.engine.base import Chunk, Engine, EngineDeadError, FinishReason, GenerationRequest
 from server.store.base import Begun, FencedError, History, StoreError, StoreUnavailableError
@@ -80,7 +79,7 @@ class Generation:
         self._refusal: StoreError | None = None
         self._scope: asyncio.Timeout | None = None
         self._unflushed: asyncio.Future[None] | None = None
-        self._prepared: tuple[str | None, Context] | None = None
+        self._preparation = Preparation(turn, runtime)
         self._away_told_at = float("-inf")
         limits = runtime.config.limits
         self._patience = Patience(
@@ -196,54 +195,14 @@ class Generation:
 
     async def _begin(self) -> Begun:
         """Acknowledge the turn: check what can be checked before, then store it."""
-        command = self.turn.command
-        try:
-            self._check_queue()
-            await self._check_context()
-        except (ProtocolError, QueueFullError):
-            # A repetition is not judged again: its conversation has grown since, by the very answer it asks for.
-            if not await self._was_begun_before():
-                raise
+        await self._preparation.check()
         begun = Begun(self.response_id, duplicate=False, position=0)
         if self.is_stored:
             begun = await self._runtime.store.begin(new_turn(self.turn, self._runtime.gateway_id))
         if not begun.duplicate:
-            self.stream.create(waiting=begun.position > 0 or self._must_wait(command))
+            self.stream.create(waiting=begun.position > 0 or self._preparation.must_wait)
             self._notify()
         return begun
-
-    def _must_wait(self, command: ResponseCreate) -> bool:
-        model = self.turn.model
-        if command.generate is False:
-            return False
-        return model.ready_engine is None or model.admission is None or model.admission.is_full
-
-    def _check_queue(self) -> None:
-        """Refuse a turn that would find no place to wait while it can still be refused."""
-        admission = self.turn.model.admission
-        if admission is not None and self.turn.command.generate is not False:
-            admission.check_room()
-
-    async def _was_begun_before(self) -> bool:
-        command = self.turn.command
-        if command.id is None or not self.is_stored:
-            return False
-        return await self._runtime.store.find_command(self.turn.owner, command.id) is not None
-
-    async def _check_context(self) -> None:
-        """Refuse a prompt that cannot fit while the turn can still be refused; needs a loaded model."""
-        engine = self.turn.model.ready_engine
-        if engine is None or self.turn.command.generate is False:
-            return
-        history = await self._read_history()
-        self._prepared = (history.head, await self._fit(engine, history))
-
-    async def _read_history(self) -> History:
-        if not (self.conversation or self.turn.previous):
-            return History((), None)
-        return await self._runtime.store.history(
-            self.turn.owner, conversation=self.conversation, previous=self.turn.previous
-        )
 
     async def _answer_interruptibly(self) -> None:
         """Answer; an interrupt ends the wait or the stream at once, and an error becomes a failed response."""
@@ -287,12 +246,12 @@ class Generation:
 
     async def _wait_for_turn(self) -> History:
         if not self.is_stored:
-            return await self._read_history()
+            return await self._preparation.read_history()
         return await wait_for_turn(self._runtime, self._patience, self.response_id, self.conversation, self.epoch)
 
     async def _generate(self, engine: Engine, history: History) -> None:
         """Make the answer, or the rest of it where an engine or a gateway has died in the middle."""
-        context = await self._context(engine, history)
+        context = await self._preparation.context(engine, history)
         if self.stream.state is State.QUEUED:
             self.stream.start(context.notice)
             self._notify()
@@ -310,16 +269,6 @@ class Generation:
         # What a dead gateway has counted is lost; the text has about as many tokens.
         self._tally.suppose_said(prompt.token_count - context.prompt.token_count)
         return replace(context, prompt=prompt, max_tokens=context.max_tokens - self._tally.usage.output_tokens)
-
-    async def _context(self, engine: Engine, history: History) -> Context:
-        """Return the prompt; the one made before the turn was acknowledged, if nothing was said since."""
-        if self._prepared is not None and self._prepared[0] == history.head:
-            return self._prepared[1]
-        return await self._fit(engine, history)
-
-    async def _fit(self, engine: Engine, history: History) -> Context:
-        reserve = self._runtime.config.limits.default_max_output_tokens
-        return await fit(engine, context_request(self.turn, history.items, reserve))
 
     async def _consume(self, engine: Engine, request: GenerationRequest) -> None:
         """Pull chunks, once a tick: what the engine makes meanwhile gathers in it as one chunk."""

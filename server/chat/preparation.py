@@ -1,0 +1,79 @@
+"""What can be said of a turn before it runs: whether it is refused, and what its prompt will be."""
+
+from __future__ import annotations
+
+from protocol.errors import ProtocolError
+from server.access.admission import QueueFullError
+from server.chat.context import Context, fit
+from server.chat.runtime import Runtime
+from server.chat.turn import Turn, context_request
+from server.engine.base import Engine
+from server.store.base import History
+
+
+class Preparation:
+    """One turn's history and prompt; made early, so that what cannot be answered is refused and not begun."""
+
+    def __init__(self, turn: Turn, runtime: Runtime) -> None:
+        self._turn = turn
+        self._runtime = runtime
+        self._prepared: tuple[str | None, Context] | None = None
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether it is known that the turn cannot run at once."""
+        model = self._turn.model
+        if self._turn.command.generate is False:
+            return False
+        return model.ready_engine is None or model.admission is None or model.admission.is_full
+
+    async def check(self) -> None:
+        """Refuse a turn that cannot be answered while it can still be refused.
+
+        Raises ProtocolError, PromptError, QueueFullError, and what reading the history raises.
+        """
+        try:
+            self._check_queue()
+            await self._check_context()
+        except (ProtocolError, QueueFullError):
+            # A repetition is not judged again: its conversation has grown since, by the very answer it asks for.
+            if not await self._was_begun_before():
+                raise
+
+    async def read_history(self) -> History:
+        """Return what the turn would follow now."""
+        turn = self._turn
+        if not (turn.head.conversation or turn.previous):
+            return History((), None)
+        return await self._runtime.store.history(
+            turn.owner, conversation=turn.head.conversation, previous=turn.previous
+        )
+
+    async def context(self, engine: Engine, history: History) -> Context:
+        """Return the prompt; the one made before the turn was acknowledged, if nothing was said since."""
+        if self._prepared is not None and self._prepared[0] == history.head:
+            return self._prepared[1]
+        return await self._fit(engine, history)
+
+    def _check_queue(self) -> None:
+        admission = self._turn.model.admission
+        if admission is not None and self._turn.command.generate is not False:
+            admission.check_room()
+
+    async def _check_context(self) -> None:
+        """Refuse a prompt that cannot fit; needs a loaded model."""
+        engine = self._turn.model.ready_engine
+        if engine is None or self._turn.command.generate is False:
+            return
+        history = await self.read_history()
+        self._prepared = (history.head, await self._fit(engine, history))
+
+    async def _was_begun_before(self) -> bool:
+        command = self._turn.command
+        if command.id is None or not command.is_stored:
+            return False
+        return await self._runtime.store.find_command(self._turn.owner, command.id) is not None
+
+    async def _fit(self, engine: Engine, history: History) -> Context:
+        reserve = self._runtime.config.limits.default_max_output_tokens
+        return await fit(engine, context_request(self._turn, history.items, reserve))
