@@ -9,7 +9,10 @@ from typing import Any, Final
 
 import orjson
 from redis.asyncio import Redis
-from redis.asyncio.client import PubSub
+from redis.asyncio.client import Pipeline, PubSub
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from server.config import StoreConfig
@@ -33,9 +36,17 @@ class Bus:
     """
 
     def __init__(self, url: str, config: StoreConfig) -> None:
-        options = connection_options(url, config)
-        options.pop("connection_class")
-        self._redis: Redis = Redis.from_url(url, protocol=2, socket_timeout=None, client_name="tokenwire-bus")
+        options = connection_options(url, config)  # raises where the URL is malformed
+        is_network = "host" in options
+        self._redis: Redis = Redis.from_url(
+            url,
+            protocol=2,
+            client_name="tokenwire-bus",
+            socket_timeout=None,  # silence is no fault
+            socket_connect_timeout=config.operation_timeout_s,
+            retry=Retry(NoBackoff(), 0),  # redis-py would connect again and tell nobody of the gap
+            **({"socket_keepalive": True} if is_network else {}),  # but a machine that is gone is noticed
+        )
         self._prefix = f"{config.key_prefix}:bus:"
         self._handlers: dict[str, set[Handler]] = {}
         self._confirmed: dict[str, asyncio.Event] = {}
@@ -72,12 +83,15 @@ class Bus:
         """Call `handler` from now on; return when Redis has confirmed it, or after a bounded wait without Redis."""
         self._handlers.setdefault(channel, set()).add(handler)
         confirmed = self._confirmed.setdefault(channel, asyncio.Event())
-        await self._ask("subscribe", channel)
         try:
+            await self._ask("subscribe", channel)
             async with asyncio.timeout(SUBSCRIBE_TIMEOUT_S):
                 await confirmed.wait()
         except TimeoutError:
             pass  # Redis is away: the listener subscribes when it is back, and tells of the gap
+        except BaseException:
+            await self.unsubscribe(channel, handler)
+            raise
 
     async def unsubscribe(self, channel: str, handler: Handler) -> None:
         """Call `handler` no more; idempotent."""
@@ -101,7 +115,7 @@ class Bus:
         while True:
             pubsub = self._redis.pubsub()
             try:
-                await pubsub.subscribe(self._prefix, *(self._prefix + channel for channel in self._handlers))
+                await self._subscribe_all(pubsub)
                 self._pubsub = pubsub
                 self._tell_gap()
                 delay = RECONNECT_FIRST_S
@@ -117,13 +131,27 @@ class Bus:
             await asyncio.sleep(delay)
             delay = min(delay * 2, RECONNECT_MAX_S)
 
+    async def _subscribe_all(self, pubsub: PubSub) -> None:
+        """Ask for every channel; also for one that somebody subscribes to meanwhile."""
+        asked: set[str] = set()
+        missing = {self._prefix}  # something to listen to where nobody has subscribed yet
+        while missing:
+            await pubsub.subscribe(*missing)
+            asked |= missing
+            missing = {self._prefix + channel for channel in self._handlers} - asked
+
     def _receive(self, message: dict[str, Any]) -> None:
         channel = message["channel"].decode().removeprefix(self._prefix)
         if message["type"] == "subscribe":
             if channel in self._confirmed:
                 self._confirmed[channel].set()
         elif message["type"] == "message":
-            self._call(channel, orjson.loads(message["data"]))
+            try:
+                news = orjson.loads(message["data"])
+            except orjson.JSONDecodeError:
+                return  # not from one of us
+            if isinstance(news, dict):
+                self._call(channel, news)
 
     def _tell_gap(self) -> None:
         for channel in tuple(self._handlers):
@@ -131,7 +159,10 @@ class Bus:
 
     def _call(self, channel: str, message: dict[str, Any]) -> None:
         for handler in tuple(self._handlers.get(channel, ())):
-            handler(message)
+            try:
+                handler(message)
+            except Exception:  # one handler's fault must not end the news of all others
+                logger.exception("bus: a handler of %s failed", channel)
 
     async def _send(self) -> None:
         """Send what has gathered, in one round trip; while it is under way, the next batch gathers."""
@@ -144,9 +175,19 @@ class Bus:
                 pipeline.publish(self._prefix + channel, message)
             try:
                 async with asyncio.timeout(SUBSCRIBE_TIMEOUT_S):
-                    await pipeline.execute()
+                    await _executed(pipeline)
             except (RedisError, OSError, TimeoutError) as error:
                 logger.debug("bus: %d messages lost: %s", len(outgoing), error)
+
+
+async def _executed(pipeline: Pipeline) -> None:
+    """Send a batch, a second time where its connection was cut by a restart: hearing it twice is harmless."""
+    commands = list(pipeline.command_stack)
+    try:
+        await pipeline.execute()
+    except (RedisConnectionError, OSError):
+        pipeline.command_stack = commands
+        await pipeline.execute()
 
 
 async def _closed(pubsub: PubSub) -> None:
