@@ -45,7 +45,7 @@ from server.chat.reads import Reads, terminal_event, wire_conversation
 from server.chat.runtime import Runtime
 from server.chat.turn import Turn, make_turn, message_items, restored_turn
 from server.models.pool import Pool
-from server.store.base import Conversation, StoredResponse
+from server.store.base import Conversation, StoredResponse, StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -308,7 +308,7 @@ class Chat:
         client.send(answer("conversation.created", command, conversation=wire_conversation(conversation)))
 
     async def new_conversation(self, user: User, command: ConversationCreate) -> Conversation:
-        """Make a conversation with the command's metadata and first items."""
+        """Make a conversation with the command's metadata and first items. Raises ProtocolError."""
         now = int(time.time())
         conversation = Conversation(
             id=f"conv_{uuid.uuid4().hex}",
@@ -317,7 +317,11 @@ class Chat:
             updated_at=now,
             metadata=command.metadata or {},
         )
-        return await self._store.create_conversation(conversation, message_items(command.messages, None), command.id)
+        items = message_items(command.messages, None)
+        try:
+            return await self._store.create_conversation(conversation, items, command.id)
+        except StoreError as error:
+            raise translate(error) from error
 
     async def retrieve_conversation(self, client: Client, command: ConversationRetrieve) -> None:
         conversation = await self.reads.conversation(client.user, command.conversation)
