@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from server.config import DAY_S, Config, is_loopback
-from server.config_loading import FILE_VARIABLE, load_config
+from server.config import DAY_S, FILE_VARIABLE, Config, is_loopback
 from server.errors import ConfigError, StartError
 
 EXIT_FAULT: Final = 2  # a fault of the settings or the machine; nothing was left running
@@ -37,6 +36,8 @@ _FLAGS: Final = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code. argv: arguments without the program's name; None: sys.argv's."""
     options = vars(_parser().parse_args(argv))
+    from server.config_loading import load_config  # noqa: PLC0415 pydantic-settings takes a while, --help does without
+
     command = options.pop("command")
     try:
         config = load_config(_flags(options), os.environ, _config_file(options, os.environ))

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+FILE_VARIABLE: Final = "TOKENWIRE_CONFIG"  # the file's path: read by the command line, not a setting itself
+
 MIB = 1024 * 1024
 DAY_S = 86_400
 

@@ -1,22 +1,34 @@
-"""Reads settings: flags win over TOKENWIRE_… variables, those over the TOML file, that over the defaults."""
+"""Reads settings: flags win over TOKENWIRE_… variables, those over the TOML file, that over the defaults.
+
+pydantic-settings reads and merges. Ours is what it does not do: it ignores variables that it does not know, and cannot
+say where a value came from. So each flag and each variable is a source of its own here, with a name to put into faults.
+"""
 
 from __future__ import annotations
 
 import difflib
-import json
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
 
 from protocol.errors import excerpt
-from server.config import Config, CrossFaultsError, ModelConfig
+from server.config import FILE_VARIABLE, Config, CrossFaultsError, ModelConfig
 from server.errors import ConfigError
 
 VARIABLE_PREFIX: Final = "TOKENWIRE_"
-FILE_VARIABLE: Final = "TOKENWIRE_CONFIG"  # the file's path: read by the command line, not a setting itself
 NESTING: Final = "__"
 
 # Flags whose name is not the key's.
@@ -29,7 +41,33 @@ FLAGS: Final = {
 # Values that an error text must not repeat: a Redis URL may hold a password.
 SECRET_KEYS: Final = frozenset({"redis_url"})
 
-Tree = dict[str, Any]
+Named = tuple[str, PydanticBaseSettingsSource]  # a flag, a variable or a file's path, and what it sets
+
+
+class _Settings(BaseSettings, Config):
+    """Config as pydantic-settings fills it: from the sources alone, highest first."""
+
+    # Case counts in files; _variable_path takes it out of variables.
+    model_config = SettingsConfigDict(case_sensitive=True, env_prefix=VARIABLE_PREFIX, env_nested_delimiter=NESTING)
+
+
+class _VariableSource(EnvSettingsSource):
+    """One variable, instead of all that the process has."""
+
+    def __init__(self, path: Sequence[str], text: str) -> None:
+        super().__init__(_Settings)
+        self.env_vars = {VARIABLE_PREFIX + NESTING.join(path): text}
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        """Tables are JSON objects, lists may be JSON; everything else is read by the schema."""
+        return super().decode_complex_value(field_name, field, value) if value.startswith(("{", "[")) else value
+
+
+class _FileSource(TomlConfigSettingsSource):
+    """A file that must be there. The library takes one that is not, or is a pipe, for an empty one."""
+
+    def _read_files(self, files: Any, *_: Any, **__: Any) -> dict[str, Any]:
+        return self._read_file(files)
 
 
 def load_config(flags: Mapping[str, Any], env: Mapping[str, str], file: Path | None) -> Config:
@@ -41,20 +79,14 @@ def load_config(flags: Mapping[str, Any], env: Mapping[str, str], file: Path | N
 
     Raises ConfigError with one line per fault.
     """
-    tree: Tree = {}
-    origins: dict[str, str] = {}
     faults: list[str] = []
+    sources = [*_flag_sources(flags), *_variable_sources(env, faults)]
     if file is not None:
-        _merge(tree, _read_file(file), origins, str(file))
-    for name, path, value in _read_variables(env, faults):
-        _merge(tree, _nest(path, value), origins, name)
-    for key, value in flags.items():
-        if value is not None:
-            _apply_flag(tree, key, value, flags)
-            origins[key] = _flag_name(key)
+        sources.append((str(file), _file_source(file)))
     try:
-        config = Config.model_validate(tree)
+        config = _merge([source for _, source in sources])
     except ValidationError as error:
+        origins = {key: origin for origin, source in reversed(sources) for key in _keys(source())}
         faults += [line for detail in error.errors() for line in _explain(detail, origins)]
         raise ConfigError(faults) from None
     if faults:
@@ -74,33 +106,46 @@ def setting_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[
                 yield from setting_keys(ModelConfig, "models.NAME.")
 
 
-def _read_file(file: Path) -> Tree:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError([f"{file}: no such file; check --config (or {FILE_VARIABLE})"]) from None
-    except OSError as error:
-        raise ConfigError([f"{file}: cannot be read: {error.strerror}"]) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{file}: is not TOML: {error}"]) from None
+def _merge(sources: Sequence[PydanticBaseSettingsSource]) -> Config:
+    class Settings(_Settings):
+        @classmethod
+        def settings_customise_sources(cls, *_: Any, **__: Any) -> tuple[PydanticBaseSettingsSource, ...]:
+            return tuple(sources)
+
+    settings = Settings()
+    # Checked already; what the rest of the program gets is a Config and nothing more.
+    return Config.model_construct(settings.model_fields_set, **dict(settings))
 
 
-def _read_variables(env: Mapping[str, str], faults: list[str]) -> Iterator[tuple[str, list[str], Any]]:
-    """Yield (variable, key parts, value); unknown names and broken JSON go to `faults`."""
-    known = set(setting_keys())
-    sections = {key.rpartition(".")[0] for key in known} - {""}
-    for name in sorted(env):
+def _flag_sources(flags: Mapping[str, Any]) -> Iterator[Named]:
+    given = {key: value for key, value in flags.items() if value is not None}
+    if "models" in given:
+        # A proxy is no dict: it replaces the models below instead of joining them, and with them the default.
+        given = {"default_model": "", **given, "models": MappingProxyType(given["models"])}
+    for key, value in given.items():
+        tree = value
+        for part in reversed(key.split(".")):
+            tree = {part: tree}
+        yield FLAGS.get(key) or "--" + key.replace("_", "-"), InitSettingsSource(_Settings, tree)
+
+
+def _variable_sources(env: Mapping[str, str], faults: list[str]) -> Iterator[Named]:
+    """Yield a source for each variable; unknown names and broken JSON go to `faults`."""
+    # TOKENWIRE_MODELS__a__SOURCE comes before TOKENWIRE_MODELS, and wins.
+    for name in sorted(env, reverse=True):
         if not name.startswith(VARIABLE_PREFIX) or name == FILE_VARIABLE or not env[name]:
             continue
         path = _variable_path(name)
-        key = ".".join([path[0], "NAME", *path[2:]] if path[0] == "models" and len(path) > 1 else path)
-        if key not in known and key not in sections:
-            faults.append(f"{name}: no such setting{_suggest(name, map(_variable_name, known))}")
+        if not _is_known(path):
+            faults.append(f"{name}: no such setting{_suggest(name, map(_variable_name, setting_keys()))}")
             continue
+        source = _VariableSource(path, env[name])
         try:
-            yield name, path, _variable_value(key, env[name])
-        except ValueError as error:
-            faults.append(f"{name}: is not JSON: {error}")
+            source()
+        except SettingsError as error:
+            faults.append(f"{name}: is not JSON: {error.__cause__}")
+        else:
+            yield name, source
 
 
 def _variable_path(name: str) -> list[str]:
@@ -110,45 +155,33 @@ def _variable_path(name: str) -> list[str]:
     return [lowered[0], parts[1], *lowered[2:]] if lowered[0] == "models" and len(parts) > 1 else lowered
 
 
+def _is_known(path: Sequence[str]) -> bool:
+    """Whether there is such a setting or such a table."""
+    key = ".".join([path[0], "NAME", *path[2:]] if path[0] == "models" and len(path) > 1 else path)
+    return any(f"{known}.".startswith(f"{key}.") for known in setting_keys())
+
+
 def _variable_name(key: str) -> str:
     return VARIABLE_PREFIX + key.replace(".", NESTING).upper()
 
 
-def _variable_value(key: str, text: str) -> Any:
-    """Tables are JSON objects in a variable, lists may be JSON; everything else is read by the schema."""
-    return json.loads(text) if text.startswith(("{", "[")) and key != "models.NAME.system_prompt" else text
+def _file_source(file: Path) -> PydanticBaseSettingsSource:
+    try:
+        return _FileSource(_Settings, file)
+    except FileNotFoundError:
+        raise ConfigError([f"{file}: no such file; check --config (or {FILE_VARIABLE})"]) from None
+    except OSError as error:
+        raise ConfigError([f"{file}: cannot be read: {error.strerror}"]) from None
+    except ValueError as error:  # TOML or UTF-8
+        raise ConfigError([f"{file}: is not TOML: {error}"]) from None
 
 
-def _nest(path: list[str], value: Any) -> Tree:
-    for part in reversed(path):
-        value = {part: value}
-    return value  # type: ignore[no-any-return]  # a path has at least one part
-
-
-def _merge(tree: Tree, layer: Tree, origins: dict[str, str], origin: str, prefix: str = "") -> None:
-    """Put `layer` over `tree`, table by table, and note where each value came from."""
-    for key, value in layer.items():
-        dotted = prefix + key
-        origins[dotted] = origin
-        if isinstance(value, dict):
-            below = tree.get(key)
-            tree[key] = dict(below) if isinstance(below, dict) else {}
-            _merge(tree[key], value, origins, origin, f"{dotted}.")
-        else:
-            tree[key] = value
-
-
-def _apply_flag(tree: Tree, key: str, value: Any, flags: Mapping[str, Any]) -> None:
-    table, _, name = key.rpartition(".")
-    target = tree.setdefault(table, {}) if table else tree
-    if isinstance(target, dict):
-        target[name] = value
-    if key == "models" and flags.get("default_model") is None:
-        tree.pop("default_model", None)  # it named one of the models that were just replaced
-
-
-def _flag_name(key: str) -> str:
-    return FLAGS.get(key) or "--" + key.replace("_", "-")
+def _keys(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Every dotted key of a table, and of the tables in it."""
+    for key, value in table.items():
+        yield prefix + key
+        if isinstance(value, Mapping):
+            yield from _keys(value, f"{prefix}{key}.")
 
 
 def _explain(detail: Any, origins: Mapping[str, str]) -> Iterator[str]:
@@ -184,6 +217,6 @@ def _suggest_key(path: Sequence[str | int]) -> str:
     return _suggest(".".join(parts), setting_keys(ModelConfig, f"models.{parts[1]}."))
 
 
-def _suggest(name: str, known: Iterator[str] | map[str]) -> str:
+def _suggest(name: str, known: Iterable[str]) -> str:
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {nearest[0]}?" if nearest else "; tokenwire.example.toml lists them all"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -115,9 +116,25 @@ def test_odd_numbers(value):
     assert len(faults({"drain_timeout_s": value})) == 1
 
 
+def test_text_that_begins_like_json():
+    """Whether a variable is JSON depends on the setting, not on the text."""
+    assert load_config({}, {"TOKENWIRE_STORE__KEY_PREFIX": "{tw}"}, None).store.key_prefix == "{tw}"
+
+
 def test_broken_json_in_a_variable():
     """It is told by the variable's name."""
     assert faults(env={"TOKENWIRE_MODELS": "{"})[0].startswith("TOKENWIRE_MODELS: is not JSON: ")
+
+
+def test_a_file_may_be_a_pipe():
+    """As in `--config <(decrypt settings)`."""
+    reading, writing = os.pipe()
+    os.write(writing, b"port = 1")
+    os.close(writing)
+    try:
+        assert load_config({}, {}, Path(f"/dev/fd/{reading}")).port == 1
+    finally:
+        os.close(reading)
 
 
 def test_broken_files(toml, tmp_path):
@@ -181,6 +198,7 @@ def test_origins(origin):
 
 def test_config_is_frozen_and_faults_are_start_errors():
     """Settings do not change while we run; ConfigError is a StartError with all faults in its text."""
+    assert type(load_config({}, {}, None)) is Config
     with pytest.raises(ValueError, match="frozen"):
         Config().port = 1
     assert str(ConfigError(["a", "b"])) == "a; b"
