@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ from server.chat.hub import Channel
 from server.chat.runtime import Runtime
 from server.chat.turn import Turn
 from server.store.base import FencedError, Finish, NotFoundError, StoreError, StoreUnavailableError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Ending:
         """Store and return the end. refusal: why the journal did not take the response's events, or None.
 
         1. Redis takes it: the stream's last events.
-        2. Redis is away too long: a failed end now, which Redis gets when it is back.
+        2. Redis is away too long, or refuses it: a failed end now, which Redis gets when it is back.
         3. Another gateway has the response: none of ours.
         4. It was deleted: nobody else tells its end.
         """
@@ -59,6 +62,9 @@ class Ending:
                 return End([], is_elsewhere=True)  # 3
             message = "the conversation was deleted"
             return End([self._failed("conversation_not_found", message, usage, self._channel.events)[0]], message)  # 4
+        except StoreError as error:  # refused, and waiting does not help; listeners must hear of an end all the same
+            logger.error("the store refused the end of a response: %s", error, extra={"response": self._turn.head.id})
+            return self._without_store(usage)  # 2
         return End(events)  # 1
 
     async def _store(self, events: list[Event]) -> None:

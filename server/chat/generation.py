@@ -268,7 +268,9 @@ class Generation:
         prompt = await engine.extend(context.prompt, self.stream.text)
         # What a dead gateway has counted is lost; the text has about as many tokens.
         self._tally.suppose_said(prompt.token_count - context.prompt.token_count)
-        return replace(context, prompt=prompt, max_tokens=context.max_tokens - self._tally.usage.output_tokens)
+        # Tokenised again, the text may have more tokens than the engine made of it: the window has the last word.
+        left = context.max_tokens - self._tally.usage.output_tokens
+        return replace(context, prompt=prompt, max_tokens=min(left, engine.context_length - prompt.token_count))
 
     async def _consume(self, engine: Engine, request: GenerationRequest) -> None:
         """Pull chunks, once a tick: what the engine makes meanwhile gathers in it as one chunk."""

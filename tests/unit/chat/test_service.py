@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from protocol.commands import ConversationCreate
 from protocol.errors import ProtocolError
+from server.store.base import StoreError
 
 
 async def test_a_plain_text_conversation_without_a_store(a, store):
@@ -16,3 +19,47 @@ async def test_a_plain_text_conversation_without_a_store(a, store):
     assert caught.value.code == "store_unavailable"
     assert caught.value.retry_after_ms
     store.is_away = False
+
+
+@pytest.mark.parametrize("method", ["append", "finish"])
+async def test_a_store_that_refuses_to_write(a, store, monkeypatch, method):
+    """Whatever the store's reason, the listener hears of an end, and the gateway goes on."""
+
+    async def refuses(_what: Any) -> Any:
+        raise StoreError("NOPERM")
+
+    generation = await a.create()
+    a.engine.say("Hello")
+    await a.client.until("response.output_text.delta")
+    with monkeypatch.context() as patch:
+        patch.setattr(store, method, refuses)
+        a.engine.say(" world")
+        a.engine.end()
+        end = await a.client.until("response.failed")
+    assert end["response"]["error"]["code"] == "store_unavailable"
+    assert end["response"]["output"][0]["content"][0]["text"] == a.client.text()
+    assert generation.is_ended
+    await a.create()
+    a.engine.end()
+    await a.client.until("response.completed")
+
+
+async def test_going_on_never_asks_for_more_than_the_window(a, b, store):
+    """The text so far may have more tokens than the engine counted when it made it."""
+    a.engine.context_length = b.engine.context_length = 100
+    generation = await a.create()
+    a.engine.say("x" * 10)
+    await a.client.until("response.output_text.delta")
+    await a.die()
+
+    async def extend(prompt: Any, text: str) -> Any:
+        return type(prompt)((), prompt.token_count + 2 * len(text), prompt.messages, text)
+
+    b.engine.extend = extend
+    b.engine.end()
+    await b.takeover.adopt_orphans()
+    await b.handle(type="response.retrieve", response_id=generation.response_id)
+    await b.client.until("response.completed")
+    (request,) = b.engine.requests
+    assert request.prompt.token_count + request.sampling.max_tokens <= 100
+    assert request.sampling.max_tokens > 0
