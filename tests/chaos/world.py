@@ -24,12 +24,17 @@ from tests.support.server import POLL_S, ROOT, ServerProcess, children, is_alive
 START_S: Final = 240  # for a process to get ready: two vLLMs load at once, on a busy machine
 
 # Linux kills the child when the thread that forked it ends, also by SIGKILL; the setting survives exec.
-_TIED: Final = "import ctypes,os,sys;ctypes.CDLL(None).prctl(1,9);os.getppid()==1 or os.execv(sys.argv[1],sys.argv[1:])"
+_TIED: Final = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+if os.getppid() == int(sys.argv[1]):  # else its parent has ended before the setting was made
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 def tied(command: Sequence[str]) -> list[str]:
     """Return a command that does not outlive us. Start it from a thread that lives as long as it shall."""
-    return [sys.executable, "-c", _TIED, *command]
+    return [sys.executable, "-c", _TIED, str(os.getpid()), *command]
 
 
 class Gateway(ServerProcess):
