@@ -32,6 +32,7 @@ from server.engine.stops import StopFilter
 
 CONTEXT_LENGTH: Final = 8192  # tokens, as of the default model
 MAX_CONCURRENCY: Final = 4096  # answers at once
+BURST_WORDS: Final = 64  # words a pull without a rate, after the first: callers pull once a journal tick
 
 _WORD: Final = re.compile(r"\s*\S+\s*|\s+")
 _VOCABULARY: Final = 1 << 16
@@ -41,7 +42,7 @@ _REMEMBERED_PROMPTS: Final = 4096
 class EchoEngine:
     """See the module's text. Besides the window of `context_length`, which callers keep, it enforces nothing.
 
-    rate: tokens a second for each answer; 0 means as fast as asked, a word each time.
+    rate: tokens a second for each answer; 0 means as fast as asked: the first word, then BURST_WORDS a pull.
     ttft_ms: time to the first token, in milliseconds.
     context_length: in tokens.
     max_concurrency: answers made at once; more wait, first come first served.
@@ -154,7 +155,7 @@ class EchoEngine:
         """Wait until another word is due; return how many are due then, in all."""
         await self._pacer.wait_until(start + (said / self._rate if self._rate else 0))
         if not self._rate:
-            return said + 1
+            return said + (BURST_WORDS if said else 1)
         return max(said, int((self._pacer.time() - start) * self._rate)) + 1
 
     def _cached_tokens(self, prompt: Prompt) -> int:

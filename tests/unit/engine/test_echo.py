@@ -21,7 +21,7 @@ from server.engine.base import (
     Prompt,
     Sampling,
 )
-from server.engine.echo import EchoEngine
+from server.engine.echo import BURST_WORDS, EchoEngine
 from tests.unit.engine.contract import ask, begin, text_of, user
 
 
@@ -125,7 +125,7 @@ async def test_streams_share_their_timers() -> None:
 
 
 async def test_at_rate_0_others_get_their_turn() -> None:
-    """A stream as fast as asked gives a word each time and lets the loop run in between."""
+    """A stream as fast as asked gives a word, then many each time, and lets the loop run in between."""
     engine = EchoEngine("echo", rate=0, ttft_ms=0)
     turns = 0
 
@@ -136,10 +136,10 @@ async def test_at_rate_0_others_get_their_turn() -> None:
             await asyncio.sleep(0)
 
     counter = asyncio.create_task(count())
-    chunks = await ask(engine, user("a b c d e f g h"), Sampling(99))
+    chunks = await ask(engine, user("word " * (1 + 2 * BURST_WORDS + 3)), Sampling(999))
     counter.cancel()
-    assert [chunk.token_count for chunk in chunks] == [1] * 8
-    assert turns >= 8
+    assert [chunk.token_count for chunk in chunks] == [1, BURST_WORDS, BURST_WORDS, 3]
+    assert turns >= 4
 
 
 async def test_more_than_max_concurrency_wait_in_order() -> None:
