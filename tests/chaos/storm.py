@@ -108,7 +108,8 @@ class Storm:
             text = " ".join(f"{talker.name}·{number}·{word}" for word in range(words)) + rng.choice(["", "\n", " é🫠"])
             conversation = rng.choice([*self._conversations, None])
             cancel_after = rng.randint(2, 30) if rng.random() < CANCELLED else None
-            await talker.say(text, conversation, cancel_after=cancel_after, truncation="auto")
+            length = {} if self._world.engine == "echo" else {"max_output_tokens": words}
+            await talker.say(text, conversation, cancel_after=cancel_after, truncation="auto", **length)
             if rng.random() < 0.2:
                 await talker.leave()
         await talker.leave()
