@@ -302,16 +302,34 @@ async def test_settled_behind_a_refusal(store, make_journal):
     assert isinstance(source.told[-1], StoreUnavailableError)
 
 
+async def test_a_response_that_fails_to_listen(store, make_journal, caplog):
+    """Its fault is logged; the others of its batch, and the journal, go on."""
+    journal = make_journal()
+    one, two = await begin(store, "one", "two")
+
+    def breaks(_events: list[Event]) -> None:
+        raise ZeroDivisionError
+
+    one.acknowledge = breaks  # type: ignore[method-assign]
+    for source in (one, two):
+        source.say("a")
+        journal.notify(source)
+    await until(lambda: two.told)
+    two.say("b")
+    journal.notify(two)
+    await until(lambda: len(two.told) == 2)
+    assert "ZeroDivisionError" in caplog.text
+
+
 async def test_an_unexpected_end_is_told(store, make_journal):
     """Who watches the journal hears what ended it; who waits for a batch is let go."""
     journal = make_journal()
     (source,) = await begin(store, "r")
 
-    def breaks(events: list[Event]) -> None:
+    def breaks() -> list[Event]:
         raise ZeroDivisionError
 
-    source.acknowledge = breaks  # type: ignore[method-assign]
-    source.say("a")
+    source.take_events = breaks  # type: ignore[method-assign]
     watching = asyncio.create_task(journal.wait())
     journal.notify(source)
     await asyncio.wait([watching])
