@@ -310,7 +310,7 @@ async def test_a_response_that_fails_to_listen(store, make_journal, caplog):
     def breaks(_events: list[Event]) -> None:
         raise ZeroDivisionError
 
-    one.acknowledge = breaks  # type: ignore[method-assign]
+    one.acknowledge = breaks  # type: ignore[method-assign,assignment]
     for source in (one, two):
         source.say("a")
         journal.notify(source)
