@@ -80,7 +80,7 @@ class Generation:
         self._scope: asyncio.Timeout | None = None
         self._unflushed: asyncio.Future[None] | None = None
         self._preparation = Preparation(turn, runtime)
-        self._away_told_at = float("-inf")
+        self._away_told_at: float | None = None
         limits = runtime.config.limits
         self._patience = Patience(
             self.stream,
@@ -141,12 +141,15 @@ class Generation:
     def acknowledge(self, events: list[Event]) -> None:
         if events:
             self._publish(events)
+        self._away_told_at = None
         self._resolve_flush()
 
     def store_is_away(self) -> None:
         """Tell the clients that it goes on later: with the last number, since this is not in the journal."""
         now = self._loop.time()
-        if self.channel.events and now - self._away_told_at >= AWAY_REPEAT_S:
+        if self._away_told_at is None:
+            self._away_told_at = now  # a short silence needs no words
+        elif self.channel.events and now - self._away_told_at >= AWAY_REPEAT_S:
             self._away_told_at = now
             self.channel.remark(in_progress_again(self.stream.snapshot(), self.channel.events[-1].sequence_number))
 
