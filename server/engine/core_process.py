@@ -78,10 +78,12 @@ class CoreEntry:
         for descriptor in (1, 2):
             os.dup2(self._output.fileno(), descriptor)
         self._output.close()
-        os.write(1, f"{_PID_MARK}{os.getpid()}\n".encode())  # first of all, tells our parent whom to kill
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Take measure 2, then be EngineCore."""
+        # Tells our parent whom to kill. Not earlier: until all arguments are read, multiprocessing writes them into
+        # a pipe whose other end it holds open itself, and would write for ever to a process that was killed.
+        os.write(1, f"{_PID_MARK}{os.getpid()}\n".encode())
         threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
         run = operator.attrgetter(self._name)(importlib.import_module(self._module))
         code = 1

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from server.engine.base import ProgressCallback
 from server.engine.vllm import VllmEngine
 from server.models.library import resolve
 from tests.support.random_model import make_random_model
@@ -39,11 +40,11 @@ def random_model_dir() -> Iterator[Path]:
         yield model
 
 
-async def start(engine: VllmEngine) -> VllmEngine:
+async def start(engine: VllmEngine, progress: ProgressCallback = say) -> VllmEngine:
     """Start an engine in spite of `filterwarnings = error`: vLLM, torch and triton warn while they are imported."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        await engine.start(say)
+        await engine.start(progress)
     return engine
 
 
