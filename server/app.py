@@ -90,12 +90,14 @@ class App:
         self._pool = pool = await self._make_pool()
         # 3. What answers turns.
         journal = Journal(store, metrics, config.store)
-        journal.start()
-        stack.push_async_callback(journal.close)
+        relay = Journal(store, metrics, config.store)
+        for ticking in (journal, relay):
+            ticking.start()
+            stack.push_async_callback(ticking.close)
         bus = Bus(store.url, config.store)
         bus.start()
         stack.push_async_callback(bus.close)
-        runtime = Runtime(config, store, journal, bus, metrics, gateway_id=f"gw_{uuid.uuid4().hex}")
+        runtime = Runtime(config, store, journal, bus, metrics, gateway_id=f"gw_{uuid.uuid4().hex}", relay=relay)
         stack.push_async_callback(runtime.close)
         self._chat = chat = Chat(runtime, pool)
         await bus.subscribe(f"gateway:{runtime.gateway_id}", chat.control)
@@ -115,6 +117,7 @@ class App:
         stack.push_async_callback(self._close_pool, pool)
         pool.start()
         self._keep(runtime, journal.wait(), "journal")
+        self._keep(runtime, relay.wait(), "relay")
         beat = self._keep(runtime, takeover.run(), "takeover")
         await self._until_ready(pool, url)
         # 6. Serve until told to stop, then let running answers end.

@@ -72,6 +72,7 @@ class Generation:
         self.error: str | None = None
         self.context_messages: tuple[Message, ...] = ()
         self._runtime = runtime
+        self._journal = runtime.journal if turn.command.is_stored else runtime.relay
         self._tally = Tally(runtime.metrics.for_model(turn.model.name))
         self._ending = Ending(turn, self.epoch, self.stream, self.channel, runtime)
         self._loop = loop
@@ -312,7 +313,7 @@ class Generation:
     # Flushing
 
     def _notify(self, *, urgent: bool = True) -> None:
-        self._runtime.journal.notify(self, urgent=urgent)
+        self._journal.notify(self, urgent=urgent)
 
     def _publish(self, events: list[Event]) -> None:
         """Give acknowledged events to our own clients, and wake the gateways that follow for theirs."""
@@ -347,7 +348,7 @@ class Generation:
                 self._close(End([]))
                 return
         # Let a batch of ours that is on its way arrive: entries must reach the stream in order.
-        await self._runtime.journal.settled(self)
+        await self._journal.settled(self)
         end = await self._ending.write(self._tally.usage, self._refusal)
         self.error = end.message or self.error
         self._close(end)

@@ -7,7 +7,7 @@ from server.access.admission import QueueFullError
 from server.chat.context import Context, fit
 from server.chat.runtime import Runtime
 from server.chat.turn import Turn, context_request
-from server.engine.base import Engine
+from server.engine.base import Engine, EngineDeadError
 from server.store.base import History
 
 
@@ -66,7 +66,10 @@ class Preparation:
         if engine is None or self._turn.command.generate is False:
             return
         history = await self.read_history()
-        self._prepared = (history.head, await self._fit(engine, history))
+        try:
+            self._prepared = (history.head, await self._fit(engine, history))
+        except EngineDeadError:
+            self._turn.model.report_dead(engine)  # the turn waits for the next one
 
     async def _was_begun_before(self) -> bool:
         command = self._turn.command

@@ -31,11 +31,20 @@ class Runtime:
     """The gateway's store, journal and settings, and the writes that outlive a response's task."""
 
     def __init__(  # noqa: PLR0917 the composition root names them all
-        self, config: Config, store: Store, journal: Journal, bus: Bus, metrics: Metrics, gateway_id: str
+        self,
+        config: Config,
+        store: Store,
+        journal: Journal,
+        bus: Bus,
+        metrics: Metrics,
+        gateway_id: str,
+        relay: Journal | None = None,
     ) -> None:
         self.config = config
         self.store = store
         self.journal = journal
+        # `store:false` answers tick on their own, so that they never wait for Redis behind a batch of others.
+        self.relay = relay or journal
         self.bus = bus
         self.metrics = metrics
         self.gateway_id = gateway_id

@@ -94,13 +94,16 @@ class TextConnection:
             raise
         if generation is None or self._subscription is None:
             return
-        while not generation.is_ended:
+        # Not until the response has ended here: another gateway may go on with it on the same channel.
+        while not generation.channel.is_closed:
             self._events.clear()
             await self._say_new(self._subscription)
             await self._events.wait()
         await self._say_new(self._subscription)
         if generation.error is not None:
             await self._say(f"[error] {generation.error}")
+        elif generation.was_left:
+            await self._say("[error] the server stops in the middle of this answer; connect again")
 
     async def _say_new(self, subscription: Subscription) -> None:
         text = "".join(event.delta or "" for event in subscription.take_events())

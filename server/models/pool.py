@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 RESTART_FIRST_S: Final = 1.0  # back-off between starts of a dead engine: doubled up to
 RESTART_MAX_S: Final = 60.0
+STABLE_S: Final = 60.0  # an engine that lived this long begins a new row of failures
 MAX_RESTARTS: Final = 5  # failed starts in a row before the model is given up
 HEALTH_INTERVAL_S: Final = 2.0  # a dead EngineCore is noticed at the latest after this, also when idle
 
@@ -135,13 +136,16 @@ class Pool:
 
     async def _keep(self, model: Model, turn: asyncio.Lock) -> None:
         """Start the model's engine, watch it, start it again when it dies; return when that fails too often."""
+        loop = asyncio.get_running_loop()
         failures = 0
         while True:
             try:
                 async with turn:
                     await self._start(model)
-                failures = 0
+                started_at = loop.time()
                 await self._watch(model)
+                # An engine that dies at once is as good as one that does not start.
+                failures = 0 if loop.time() - started_at >= STABLE_S else failures + 1
             except Exception as error:  # what nobody expected is a failed start, too: waiting for it must end
                 if not isinstance(error, EngineStartError):
                     logger.exception("model %s: unexpected error", model.name, extra={"model": model.name})

@@ -19,6 +19,7 @@ def scaled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits of seconds take milliseconds."""
     monkeypatch.setattr(pools, "RESTART_FIRST_S", 0.001)
     monkeypatch.setattr(pools, "RESTART_MAX_S", 0.004)
+    monkeypatch.setattr(pools, "STABLE_S", 0.0)  # every engine that starts has lived long enough
     monkeypatch.setattr(pools, "HEALTH_INTERVAL_S", 0.002)
 
 
@@ -196,6 +197,17 @@ async def test_restarts_back_off_and_are_given_up(make_pool, monkeypatch):
     assert all(engine.is_gone for engine in factory.made)
     with pytest.raises(ModelFailedError):
         await pool.wait_ready()
+
+
+async def test_an_engine_that_dies_young_counts_as_a_failure(make_pool, monkeypatch):
+    """One that starts and dies at once is not started again every second for ever without a pause."""
+    monkeypatch.setattr(pools, "STABLE_S", 60.0)
+    factory = Factory(ScriptedEngine(), *[broken() for _ in range(9)])
+    pool, model = make_pool(factory)
+    await pool.wait_ready()
+    model.report_dead(factory.made[0])
+    await pool.wait_failed()
+    assert len(factory.made) == pools.MAX_RESTARTS  # its own death was the first failure
 
 
 async def test_a_restart_that_succeeds_counts_from_one_again(make_pool):
