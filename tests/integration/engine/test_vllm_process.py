@@ -210,7 +210,8 @@ async def test_a_config_that_makes_no_sense(random_model_dir: Path, tmp_path: Pa
     """One line that says what to do, before any process is started."""
     folder = shutil.copytree(random_model_dir, tmp_path / "strange")
     config = folder / "config.json"
-    config.write_text(config.read_text().replace(*change.split("->")))
+    before, after = change.split("->")
+    config.write_text(config.read_text().replace(before, after))
     with pytest.raises(EngineStartError, match=message) as caught:
         await start(VllmEngine("strange", str(folder)))
     assert "\n" not in str(caught.value)

@@ -82,7 +82,9 @@ def test_the_output_tells_process_and_progress() -> None:
     shares: list[float] = []
     output = CoreOutput(verbose=False, on_process=processes.append, on_loading=shares.append)
     bar = "Loading safetensors checkpoint shards: {:3}% Completed | 1/2 [00:00<?, ?it/s]\r"
-    output.writer._send(f"tokenwire-engine-core 42\n{bar.format(0)}{bar.format(50)}ValueError: no".encode() + b"\n")
+    output.writer._send(  # type: ignore[attr-defined]  # raw bytes, as a process writes them
+        f"tokenwire-engine-core 42\n{bar.format(0)}{bar.format(50)}ValueError: no".encode() + b"\n"
+    )
     assert not output.ended(0)
     output.writer.close()
     assert output.ended(10)
