@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from protocol.items import Message
@@ -112,11 +114,15 @@ async def test_a_prompt_beyond_the_window_fails_alone(engine: Engine) -> None:
     await engine.check_health()
 
 
-async def test_the_models_own_sampling_defaults_hold(engine: VllmEngine) -> None:
+async def test_the_models_own_sampling_defaults_hold(engine: VllmEngine, default_model_dir: str) -> None:
     """What a request leaves open is taken from generation_config.json, what it says wins."""
+    own = msgspec.json.decode((Path(default_model_dir) / "generation_config.json").read_bytes())
     parameters = engine._parameters(Sampling(7))
-    assert (parameters.temperature, parameters.top_p, parameters.max_tokens) == (0.2, 0.9, 7)
-    assert engine._parameters(Sampling(7, temperature=1.5, top_k=3, stop=("x",))).temperature == 1.5
+    assert parameters.max_tokens == 7
+    assert parameters.temperature == own["temperature"]
+    assert parameters.repetition_penalty == own["repetition_penalty"]
+    said = engine._parameters(Sampling(7, temperature=1.5, top_k=3, stop=("x",)))
+    assert (said.temperature, said.top_k, said.stop) == (1.5, 3, ["x"])
 
 
 async def test_a_seed_makes_an_answer_repeatable(engine: Engine) -> None:
