@@ -53,6 +53,10 @@ class LocalResponses:
             kept.popitem(last=False)
 
 
+class ClientGoneError(Exception):
+    """The client's connection is closed: there is nobody to tell anything."""
+
+
 class Client(Protocol):
     """One signed-in connection."""
 
@@ -64,7 +68,7 @@ class Client(Protocol):
         ...
 
     async def write(self, frame: bytes) -> None:
-        """Send a frame and wait for room: for replays of any length."""
+        """Send a frame and wait for room: for replays of any length. Raises ClientGoneError."""
         ...
 
     def subscribe(self, channel: Channel, *, cursor: int, stream_id: str | None) -> Subscription:

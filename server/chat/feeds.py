@@ -141,14 +141,10 @@ class Feed:
             conversation = await self._runtime.store.get_conversation(self._owner, self.conversation)
             updated = {"type": "conversation.updated", "conversation": wire_conversation(conversation)}
             self._send(updated, self._listening())
-        elif "gap" in message:
+        else:  # begun, ended, or a gap
+            # News of two gateways may come late and in any order; the conversation has one.
             for response_id in [*await self._missed(), *await self._runtime.store.turns(self.conversation)]:
                 await self._announce(response_id)
-        else:  # begun, or ended where we have not heard of the beginning
-            # News of two gateways may come in any order; the conversation has one.
-            for response_id in await self._runtime.store.turns(self.conversation):
-                await self._announce(response_id)
-            await self._announce(message.get("begun") or message["ended"])
 
     async def _missed(self) -> list[str]:
         """Return ended responses that somebody has not been told of, oldest first."""

@@ -137,7 +137,9 @@ class Generation:
 
     def take_events(self) -> list[Event]:
         """Hand over what has gathered; the end itself goes out with `_finish`, in one write with the record."""
-        return [] if self.stream.state.is_terminal else self.stream.take()
+        # Nor anything once a batch was refused: what came later may go through, and would leave a gap before it.
+        is_over = self.stream.state.is_terminal or self._refusal is not None
+        return [] if is_over else self.stream.take()
 
     def acknowledge(self, events: list[Event]) -> None:
         if events:
@@ -184,6 +186,7 @@ class Generation:
             raise
         except Exception as error:  # noqa: BLE001 whatever it is, it becomes the client's answer
             self.accepted.set_exception(translate(error))
+            self.accepted.exception()  # its client may have left: the error counts as seen
             return False
         self.accepted.set_result(begun.response_id)
         if self.is_stored and not begun.duplicate:

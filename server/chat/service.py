@@ -35,7 +35,7 @@ from protocol.events import Event, answer, steer_failed
 from protocol.items import Message
 from protocol.response_stream import State
 from server.access.auth import User
-from server.chat.client import Client
+from server.chat.client import Client, ClientGoneError
 from server.chat.errors import translate
 from server.chat.feeds import Feeds
 from server.chat.following import ENDED, Follower, Following, read_journal
@@ -94,6 +94,8 @@ class Chat:
         """Do any command but `response.create`, which has a lane of its own. Raises ProtocolError."""
         try:
             await self._handlers[type(command)](client, command)
+        except ClientGoneError:
+            raise
         except Exception as error:  # translated for the wire; what nobody expected is logged there
             raise translate(error) from error
 
@@ -107,6 +109,8 @@ class Chat:
         """
         try:
             return await self._create(client, command)
+        except ClientGoneError:
+            raise
         except Exception as error:  # translated for the wire; what nobody expected is logged there
             raise translate(error) from error
 

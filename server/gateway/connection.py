@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 from websockets.asyncio.server import ServerConnection
+from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 
 from protocol.commands import Command, ConversationCreate, ResponseCancel, ResponseCreate, parse_command
 from protocol.errors import ProtocolError
 from protocol.events import error_event
 from server.access.auth import User
-from server.chat.client import LocalResponses
+from server.chat.client import ClientGoneError, LocalResponses
 from server.chat.generation import Generation
 from server.chat.hub import Channel, Subscription
 from server.chat.service import Chat
@@ -40,6 +43,7 @@ class Connection:
             async for frame in self._websocket:
                 await self._receive(frame)
                 await self._outbox.wait_for_room()
+                await asyncio.sleep(0)  # nothing above need have waited: others have their turn between two frames
         finally:
             await self._lanes.close()
             await self._chat.leave(self)
@@ -61,7 +65,10 @@ class Connection:
         self._outbox.send(frame)
 
     async def write(self, frame: bytes) -> None:
-        await self._outbox.write(frame)
+        try:
+            await self._outbox.write(frame)
+        except ConnectionClosed as error:
+            raise ClientGoneError from error
 
     def subscribe(self, channel: Channel, *, cursor: int, stream_id: str | None) -> Subscription:
         self._subscriptions = [kept for kept in self._subscriptions if not (kept.is_closed or kept.channel.is_closed)]
@@ -97,6 +104,8 @@ class Connection:
                     await self._chat.handle(self, command)
         except ProtocolError as error:
             self._fail(error, command)
+        except ClientGoneError:
+            pass  # reading ends next
 
     async def _create(self, command: ResponseCreate) -> Generation | None:
         if not command.plain:

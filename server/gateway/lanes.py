@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from protocol.commands import ResponseCreate
 from protocol.errors import ProtocolError
+from server.chat.client import ClientGoneError
 from server.chat.generation import Generation
 from server.config import LimitsConfig
 
@@ -107,6 +108,8 @@ class Lanes:
             generation = await self._create(command)
         except ProtocolError as error:
             self._fail(error, command)
+            return
+        except ClientGoneError:
             return
         finally:
             # Not reset before: a cancel may come in one packet with its turn, before this has begun to run.

@@ -238,14 +238,34 @@ async def test_news_that_meets_a_silent_store_is_told_later(a, store, bus, conve
     await client.until("conversation.updated")
 
 
-async def test_one_bad_piece_of_news_does_not_end_a_feed(a, bus, conversation, caplog):
+async def test_one_bad_piece_of_news_does_not_end_a_feed(a, store, bus, conversation, caplog, monkeypatch):
     """It is logged, and the next one is told."""
     client = MemoryClient()
     await subscribe(a, client, conversation)
-    bus.deliver("conversation:conv_1", {"nonsense": 1})
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "turns", None)
+        bus.deliver("conversation:conv_1", {"begun": "resp_1"})
+        await until(lambda: "could not be told" in caplog.text)
     bus.deliver("conversation:conv_1", {"updated": True})
     await client.until("conversation.updated")
-    assert "could not be told" in caplog.text
+
+
+async def test_late_news_keeps_the_order(a, bus, conversation, monkeypatch):
+    """A turn that is over when its news comes is told before the one behind it, whichever was heard of first."""
+    client = MemoryClient()
+    await subscribe(a, client, conversation)
+    with monkeypatch.context() as held:
+        held.setattr(bus, "publish", lambda *_: None)
+        first = await a.create(conversation=conversation, input="one")
+        second = await a.create(MemoryClient(), conversation=conversation, input="two")
+        a.engine.say("1")
+        a.engine.end()
+        await first.ended.wait()
+    bus.deliver("conversation:conv_1", {"begun": second.response_id})
+    bus.deliver("conversation:conv_1", {"begun": first.response_id})
+    await until(lambda: client.types().count("conversation.item.added") == 2)
+    added = [frame["item"] for frame in client.frames if frame["type"] == "conversation.item.added"]
+    assert [item["response_id"] for item in added] == [first.response_id, second.response_id]
 
 
 @pytest.mark.parametrize("how", ["leaves", "is cancelled", "meets a silent store", "names nothing"])
