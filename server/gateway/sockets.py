@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import weakref
 from collections.abc import Callable, Generator
 from typing import Any, Final
@@ -17,6 +18,11 @@ from server.access.auth import User
 logger = logging.getLogger(__name__)
 
 _BODY_HEADERS: Final = (b"content-length:", b"transfer-encoding:")
+
+# uvloop hands over 256 kB at once, up to 32 times before any other socket gets its turn. That may be a million frames.
+PIECE_BYTES: Final = 4096  # worked on at once: some milliseconds where it is all empty frames
+TURN_S: Final = 0.005  # then the others have their turn
+MAX_UNREAD_PONGS_BYTES: Final = 256 * 1024  # answers to pings that a client may leave unread
 
 
 class RequestReader(StreamReader):
@@ -52,6 +58,10 @@ class GatewayConnection(ServerConnection):
 
     `serve(create_connection=…)` is websockets' own hook for that.
 
+    What a client sends is worked on in small pieces, and others have their turn between them: websockets parses and
+    answers whatever one read brings in one go, and a flood of tiny frames on one socket would stop all the others for
+    seconds. Its pongs obey no back-pressure, so who sends pings without end and never reads is cut.
+
     user: set at the handshake. admitted: whether it holds one of the `limits.max_connections` places.
     on_lost: called once, when the TCP connection is gone.
     """
@@ -74,14 +84,83 @@ class GatewayConnection(ServerConnection):
         self.admitted = False
         self._on_made = on_made
         self._on_lost = on_lost
+        self._unread = bytearray()
+        self._is_full = False  # as many frames as may wait do wait for the handler
+        self._has_turn = False  # the event loop will call `_go_on`
+        self._at_eof = False
+        self._unread_pongs = 0  # bytes
 
     def connection_made(self, transport: Any) -> None:
         """Note the connection before its handshake task can run."""
         self._on_made(self)
         super().connection_made(transport)
+        self.recv_messages.pause = self._pause
+        self.recv_messages.resume = self._resume
+
+    def data_received(self, data: bytes) -> None:
+        """Work on it now if it is little, else piece by piece."""
+        self._unread += data
+        if not self._has_turn:
+            self._go_on()
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio takes both, and websockets says None for False
+        """Say to keep the transport open (True) until everything before the end has been worked on."""
+        self._at_eof = True
+        if not self._unread:
+            super().eof_received()
+        return bool(self._unread)
+
+    def _pause(self) -> None:
+        self._is_full = True
+        self.transport.pause_reading()
+
+    def _resume(self) -> None:
+        self._is_full = False
+        self._give_turn()
+
+    def _give_turn(self) -> None:
+        if not self._has_turn:
+            self._has_turn = True
+            self.loop.call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._has_turn = False
+        if not self.transport.is_closing():
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Work on what came, for a turn; read on when all of it is done."""
+        if not self.transport.get_write_buffer_size():
+            self._unread_pongs = 0
+        ends_at = time.monotonic() + TURN_S
+        while self._unread and not self._is_full:
+            if time.monotonic() >= ends_at:
+                self.transport.pause_reading()
+                self._give_turn()
+                return
+            piece = bytes(self._unread[:PIECE_BYTES])
+            del self._unread[:PIECE_BYTES]
+            self._work_on(piece)
+        if self._is_full or self.transport.is_closing():
+            return
+        if self._at_eof:
+            super().eof_received()
+            self.transport.close()
+        else:
+            self.transport.resume_reading()
+
+    def _work_on(self, piece: bytes) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        super().data_received(piece)
+        self._unread_pongs += max(0, self.transport.get_write_buffer_size() - unsent)
+        if self._unread_pongs > MAX_UNREAD_PONGS_BYTES:
+            logger.info("client sends pings and reads no pongs", extra={"connection": str(self.id)})
+            self._unread.clear()
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget it; scanners and health checks that never sent a request leave one debug line."""
+        self._unread.clear()
         super().connection_lost(exc)
         if self.request is None:
             logger.debug("closed before a request", extra={"connection": str(self.id)})

@@ -457,14 +457,14 @@ def test_cancel_with_and_without_an_id():
 
 def test_retrieve():
     """`starting_after` is a sequence number, or -1 for all."""
-    for good in (None, -1, 0, 10**9):
+    for good in (None, -1, 0, 2**53 - 1):
         command = parse(type="response.retrieve", response_id="resp_1", starting_after=good)
         assert isinstance(command, ResponseRetrieve)
         assert command.starting_after == good
-    for number in (-2, 1.5, "3", True):
+    for number in (-2, 1.5, "3", True, 2**53, 2**64):
         error = refusal(json.dumps({"type": "response.retrieve", "response_id": "r", "starting_after": number}))
         assert error.param == "starting_after"
-        assert error.message.startswith("starting_after must be a whole number of at least -1")
+        assert error.message.startswith("starting_after must be a whole number from -1 to 9007199254740991")
 
 
 def test_conversation_create_takes_first_items():
