@@ -192,6 +192,8 @@ class App:
                 max_queue=config.limits.max_queue,
                 created_at=int(time.time()),
                 system_prompt=settings.system_prompt,
+                start_timeout_s=config.vllm.start_timeout_s,
+                metrics=self._metrics.for_model(name),
             )
         return Pool(models, config.default_model or next(iter(models)), config.engine_stall_timeout_s)
 

@@ -281,7 +281,7 @@ class Generation:
 
     async def _consume(self, engine: Engine, request: GenerationRequest) -> None:
         """Pull chunks, once a tick: what the engine makes meanwhile gathers in it as one chunk."""
-        self.turn.model.last_token_at = self._loop.time()  # a prompt that is being worked on is no silence yet
+        self.turn.model.asked(engine)
         async with aclosing(engine.generate(request)) as chunks:
             async for chunk in chunks:
                 self._receive(chunk)
@@ -292,7 +292,7 @@ class Generation:
         raise ProtocolError("engine_error", "the engine stopped without saying why")
 
     def _receive(self, chunk: Chunk) -> None:
-        self.turn.model.last_token_at = self._loop.time()
+        self.turn.model.heard()
         self._tally.count(chunk)
         self.stream.push(chunk.text)
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from server.access.admission import Admission
 from server.engine.base import Engine, EngineStartError
+from server.observe.metrics import ModelMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -41,13 +42,19 @@ class ModelFailedError(Exception):
 
 @dataclass(eq=False)
 class Model:
-    """One model and its engine. changed: set, then replaced, at every change of state or progress."""
+    """One model and its engine.
+
+    start_timeout_s: loading may take this long; None sets no bound.
+    changed: set, then replaced, at every change of state or progress.
+    """
 
     name: str
     make_engine: Callable[[], Engine]
     max_queue: int
     created_at: int
     system_prompt: str | None = None
+    start_timeout_s: float | None = None
+    metrics: ModelMetrics | None = None
     state: ModelState = ModelState.LOADING
     detail: str = "waiting to start"
     progress: float | None = None
@@ -61,6 +68,18 @@ class Model:
     def ready_engine(self) -> Engine | None:
         return self.engine if self.state is ModelState.READY else None
 
+    def asked(self, engine: Engine) -> None:
+        """A request goes to this engine: where it had nothing to do, its silence begins now.
+
+        Where it had, new requests do not make the silence shorter: else a hung engine with users would never be found.
+        """
+        if not engine.unfinished:
+            self.heard()
+
+    def heard(self) -> None:
+        """The engine has made something."""
+        self.last_token_at = asyncio.get_running_loop().time()
+
     def report_dead(self, engine: Engine) -> None:
         """A request found this engine dead: take nothing to it any more, and start another."""
         if engine is self.engine and self.state is ModelState.READY:
@@ -72,6 +91,8 @@ class Model:
         if state is not self.state:
             logger.info("model %s: %s", self.name, detail, extra={"model": self.name, "state": state.value})
         self.state, self.detail, self.progress = state, detail, progress
+        if self.metrics is not None:
+            self.metrics.engine_up(up=state is ModelState.READY)
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -162,11 +183,15 @@ class Pool:
         model.engine = engine = model.make_engine()
         model.set(ModelState.LOADING, "starting the engine")
         try:
-            await engine.start(lambda words, done: model.set(ModelState.LOADING, words, done))
-        except BaseException:
+            async with asyncio.timeout(model.start_timeout_s) as limit:
+                await engine.start(lambda words, done: model.set(ModelState.LOADING, words, done))
+        except BaseException as error:
             engine.close()
             await asyncio.shield(engine.wait_closed())
             model.engine = None
+            if limit.expired():
+                text = f"model {model.name} was not loaded within {model.start_timeout_s:g} s ({model.detail})"
+                raise EngineStartError(f"{text}; raise vllm.start_timeout_s") from error
             raise
         if model.admission is None:
             model.admission = Admission(engine.max_concurrency, model.max_queue)

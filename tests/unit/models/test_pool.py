@@ -10,6 +10,7 @@ import pytest
 
 from server.models import pool as pools
 from server.models.pool import Model, ModelFailedError, ModelState, Pool, UnknownModelError
+from server.observe.metrics import Metrics
 from tests.support.memory import until
 from tests.support.scripted import ScriptedEngine, start_fault
 
@@ -58,8 +59,8 @@ MakePool = Callable[..., tuple[Pool, Model]]
 async def make_pool() -> AsyncIterator[MakePool]:
     made: list[Pool] = []
 
-    def make(*factories: Factory, stall_timeout_s: float = 100) -> Any:
-        models = {f"m{n}": Model(f"m{n}", factory, 10, 1) for n, factory in enumerate(factories)}
+    def make(*factories: Factory, stall_timeout_s: float = 100, **fields: Any) -> Any:
+        models = {f"m{n}": Model(f"m{n}", factory, 10, 1, **fields) for n, factory in enumerate(factories)}
         pool = Pool(models, "m0", stall_timeout_s)
         made.append(pool)
         pool.start()
@@ -172,6 +173,58 @@ async def test_an_engine_that_hangs(make_pool):
     ticket.release()
     await pool.wait_ready()
     assert model.ready_engine is factory.made[1]
+
+
+async def test_new_requests_do_not_hide_a_hang(make_pool):
+    """Only an engine that had nothing to do gets its time anew."""
+    factory = Factory()
+    pool, model = make_pool(factory, stall_timeout_s=0.02)
+    await pool.wait_ready()
+    engine = factory.made[0]
+    model.asked(engine)
+    model.admission.enter()
+    engine.unfinished = 1
+    began_at = model.last_token_at
+
+    def restarted() -> bool:
+        model.asked(engine)
+        return len(factory.made) == 2
+
+    await until(restarted)
+    assert engine.is_gone
+    engine.unfinished = 0
+    model.asked(engine)
+    assert model.last_token_at > began_at
+
+
+async def test_a_start_that_takes_too_long(make_pool):
+    """It is ended, and says what to do."""
+    factory = Factory(slow())
+    pool, model = make_pool(factory, start_timeout_s=0.01)
+    with pytest.raises(
+        ModelFailedError, match=r"m0 was not loaded within 0.01 s \(loading\); raise vllm.start_timeout_s"
+    ):
+        await pool.wait_ready()
+    assert model.engine is None
+    assert factory.made[0].is_gone
+
+
+async def test_a_metric_says_whether_it_can_answer(make_pool):
+    """0 while it loads, 1 while it is ready, 0 when it has died."""
+    metrics = Metrics()
+    factory = Factory(slow(), slow())
+    pool, model = make_pool(factory, metrics=metrics.for_model("m0"))
+
+    def up() -> float | None:
+        return metrics.registry.get_sample_value("tokenwire_engine_up", {"model": "m0"})
+
+    await until(lambda: factory.made)
+    assert up() == 0
+    factory.made[0].can_start.set()
+    await pool.wait_ready()
+    assert up() == 1
+    model.report_dead(factory.made[0])
+    assert up() == 0
 
 
 async def test_restarts_back_off_and_are_given_up(make_pool, monkeypatch):
