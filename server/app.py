@@ -123,7 +123,7 @@ class App:
         # 6. Serve until told to stop, then let running answers end.
         await self._stop.wait()
         logger.info("draining", extra={"running": chat.running, "timeout_s": config.drain_timeout_s})
-        listener.close()
+        listener.drain()
         takeover.stop_adopting()
         for connection in tuple(self._connections):
             runtime.spawn(connection.retire(), "retire a connection")

@@ -30,6 +30,8 @@ _FLAGS: Final = (
     ("--log-level", "log_level", "LEVEL", "debug, info, warning or error (default info)"),
     ("--log-format", "log_format", "console|json", "console, or json: one object a line"),
     ("--drain-timeout", "drain_timeout_s", "SECONDS", "how long running answers may finish after SIGTERM"),
+    ("--engine-stall-timeout", "engine_stall_timeout_s", "SECONDS", "an engine silent this long counts as dead"),
+    ("--allowed-origins", "allowed_origins", "ORIGINS", "pages on other hosts that may connect, with commas between"),
 )
 
 

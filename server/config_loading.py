@@ -37,6 +37,7 @@ FLAGS: Final = {
     "echo.rate": "--echo-rate",
     "echo.ttft_ms": "--echo-ttft",
     "drain_timeout_s": "--drain-timeout",
+    "engine_stall_timeout_s": "--engine-stall-timeout",
 }
 # Values that an error text must not repeat: a Redis URL may hold a password.
 SECRET_KEYS: Final = frozenset({"redis_url"})

@@ -36,7 +36,7 @@ SocketHandler = Callable[[ServerConnection, User], Awaitable[None]]
 BACKLOG: Final = 1024  # connections that the kernel holds while we are busy; a restart brings all clients at once
 CLOSE_TIMEOUT_S: Final = 5.0  # a client may take this long to answer a close frame
 SPARE_FILES: Final = 256  # descriptors besides client connections: Redis, engines, logs, the page
-RETRY_AFTER_S: Final = 5  # for clients that found every place taken
+RETRY_AFTER_S: Final = 5  # for clients that found no place
 
 
 class Listener:
@@ -51,6 +51,7 @@ class Listener:
         self._metrics = metrics
         self._all: set[GatewayConnection] = set()
         self._admitted = 0
+        self._is_draining = False
         self._server: Server | None = None
 
     @property
@@ -83,6 +84,10 @@ class Listener:
         except OSError as error:
             raise StartError(_bind_fault(config, error)) from None
         return _url(self._server.sockets[0])
+
+    def drain(self) -> None:
+        """Take no new sockets: they get 503. Plain HTTP goes on: probes must hear why we are not ready."""
+        self._is_draining = True
 
     def close(self) -> None:
         """Stop accepting; open sockets stay until `wait_closed`. New handshakes get 503."""
@@ -122,7 +127,7 @@ class Listener:
         2. Sign-in that is wrong: 401.
         3. Plain HTTP: `HttpRoutes`.
         4. A WebSocket path that does not exist: 404; nobody signed in: 401.
-        5. Every place taken: 503.
+        5. The server stops, or every place is taken: 503.
         6. Otherwise None: the handshake goes on.
         """
         assert isinstance(connection, GatewayConnection)
@@ -154,9 +159,10 @@ class Listener:
             return error_reply(404, "not_found", text)
         if connection.user is None:
             return error_reply(401, "unauthorized", "sign in: send your key as Authorization: Bearer …")
+        if self._is_draining:
+            return _no_place("the server is stopping; connect again")
         if self._admitted >= self._config.limits.max_connections:
-            text = "every connection place is taken; try again later"
-            return error_reply(503, "server_is_overloaded", text, headers={"Retry-After": str(RETRY_AFTER_S)})
+            return _no_place("every connection place is taken; try again later")
         connection.admitted = True
         self._admitted += 1
         return None
@@ -179,6 +185,10 @@ class Listener:
         finally:
             self._metrics.connection_closed()
             _log_end(connection, path, time.monotonic() - began)
+
+
+def _no_place(why: str) -> HttpReply:
+    return error_reply(503, "server_is_overloaded", why, headers={"Retry-After": str(RETRY_AFTER_S)})
 
 
 def _log_end(connection: ServerConnection, path: str, seconds: float) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed, ConnectionClosedError
+from websockets.exceptions import ConnectionClosed, ConnectionClosedError, InvalidStatus
 
 from server.config import Config
 from server.errors import StartError
@@ -64,6 +64,22 @@ async def test_close_keeps_open_sockets(gateway):
         await closing
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1012
+
+
+async def test_drain_answers_probes_and_takes_no_sockets(gateway):
+    """Open sockets go on, a new one gets 503 with a hint, and /readyz can say why."""
+    async with connect(f"{gateway.socket_url}/chat") as client:
+        gateway.listener.drain()
+        await client.send("still here")
+        assert await client.recv() == "local: still here"
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(f"{gateway.socket_url}/chat")
+        assert refused.value.response.status_code == 503
+        assert refused.value.response.headers["Retry-After"]
+        gateway.reasons.append("draining")
+        answer = await gateway.raw(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"draining" in answer
 
 
 async def test_a_hanging_handler_does_not_keep_the_server(gateway_with, monkeypatch, caplog):

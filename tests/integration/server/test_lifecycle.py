@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 from pathlib import Path
@@ -64,6 +65,7 @@ async def test_sigterm_lets_answers_end(tmp_path: Path):
         error = await c.refused("response.create", input="new", stream_id="n")
         assert error["code"] == "server_is_overloaded"
         assert error["retry_after_ms"] > 0
+        assert await asyncio.to_thread(server.get, "/readyz") == (503, {"ready": False, "reasons": ["draining"]})
         assert (await c.answer()).text == LONG
         assert (await c.answer("w", whole=False)).text == "waits"
     assert server.wait() == 0

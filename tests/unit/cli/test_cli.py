@@ -39,7 +39,8 @@ def test_serve_passes_every_flag_on(served, tmp_path):
     code = main(
         f"serve --host ::1 --port 0 --engine echo --model org/a --model b=c --default-model b --redis-url redis://h "
         f"--data-dir {tmp_path} --echo-rate 5 --echo-ttft 9 --log-level debug --log-format json "
-        "--allow-unauthenticated --drain-timeout 1".split()
+        "--allow-unauthenticated --drain-timeout 1 --engine-stall-timeout 2 "
+        "--allowed-origins https://a.b,https://c.d".split()
     )
     (config,) = served
     assert code == 7
@@ -47,6 +48,7 @@ def test_serve_passes_every_flag_on(served, tmp_path):
     assert (config.host, config.port, config.default_model, config.redis_url) == ("::1", 0, "b", "redis://h")
     assert (config.echo.rate, config.echo.ttft_ms, config.drain_timeout_s, config.data_dir) == (5, 9, 1, tmp_path)
     assert (config.log_level, config.log_format, config.allow_unauthenticated) == ("debug", "json", True)
+    assert (config.engine_stall_timeout_s, config.allowed_origins) == (2, ("https://a.b", "https://c.d"))
 
 
 def test_config_file_from_flag_or_variable(served, tmp_path, monkeypatch):
