@@ -61,6 +61,8 @@ class Channel:
         self._subscriptions.clear()
         if self.on_closed is not None:
             self.on_closed()
+        # Whoever these belong to knows this channel: a cycle, which would keep a whole history until a collection.
+        self.on_closed, self.on_audience = None, _ignore
 
     @property
     def has_listeners(self) -> bool:
@@ -85,6 +87,10 @@ class Channel:
             else:
                 high = middle
         return low
+
+
+def _ignore(_listeners: int) -> None:
+    return None
 
 
 class Subscription:

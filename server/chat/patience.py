@@ -81,6 +81,7 @@ class Patience:
         for timer in (self._silence, self._orphan):
             if timer is not None:
                 timer.cancel()
+        self._notify = self._cancel = _nothing  # else they and their owner keep each other until a collection
 
     def _count_down(self, seconds: float | None) -> None:
         if self._orphan is not None:
@@ -113,3 +114,7 @@ class Patience:
         elif self._stream.state is State.RUNNING:
             self._stream.keep_alive()
             self._notify()
+
+
+def _nothing() -> None:
+    return None

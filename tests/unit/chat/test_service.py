@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from protocol.commands import ConversationCreate
 from protocol.errors import ProtocolError
 from server.store.base import StoreError
+from tests.unit.chat.conftest import settle
 
 
 async def test_a_plain_text_conversation_without_a_store(a, store):
@@ -63,3 +67,27 @@ async def test_going_on_never_asks_for_more_than_the_window(a, b, store):
     (request,) = b.engine.requests
     assert request.prompt.token_count + request.sampling.max_tokens <= 100
     assert request.sampling.max_tokens > 0
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    """Only what nobody refers to is freed."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collections")
+@pytest.mark.parametrize("fields", [{}, {"store": False}, {"generate": False}], ids=str)
+async def test_an_ended_response_is_freed_at_once(a, fields):
+    """It holds a whole history, which may be megabytes: too much to wait for a collection of cycles."""
+    generation = await a.create(**fields)
+    a.engine.say("Hello")
+    a.engine.end()
+    await a.client.until("response.completed")
+    await generation.ended.wait()
+    await settle()
+    left = weakref.ref(generation)
+    del generation
+    assert left() is None
