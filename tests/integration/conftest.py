@@ -33,11 +33,7 @@ def default_model_dir() -> str:
 def random_model_dir() -> Iterator[Path]:
     """The folder of a tiny model with random weights: real vLLM, senseless text."""
     with tempfile.TemporaryDirectory(prefix="tokenwire-random-model-") as folder:
-        with pytest.MonkeyPatch.context() as patch:
-            # It runs its own file as a script, and beside that lies a server.py that is not our package.
-            patch.setenv("PYTHONSAFEPATH", "1")
-            model = make_random_model(Path(folder) / "model")
-        yield model
+        yield make_random_model(Path(folder) / "model")
 
 
 async def start(engine: VllmEngine, progress: ProgressCallback = say) -> VllmEngine:
