@@ -58,6 +58,7 @@ class Model:
     state: ModelState = ModelState.LOADING
     detail: str = "waiting to start"
     progress: float | None = None
+    said: tuple[ModelState, str, int | None] | None = None  # what was logged last
     engine: Engine | None = None
     admission: Admission | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -87,9 +88,12 @@ class Model:
             self.died.set()
 
     def set(self, state: ModelState, detail: str, progress: float | None = None) -> None:
-        """Note a change and wake who waits for it."""
-        if state is not self.state:
-            logger.info("model %s: %s", self.name, detail, extra={"model": self.name, "state": state.value})
+        """Note a change, log each step and each tenth of it, and wake who waits for it."""
+        said = (state, detail, None if progress is None else int(progress * 10))
+        if said != self.said:
+            words = detail if progress is None else f"{detail}: {progress:.0%}"
+            logger.info("model %s: %s", self.name, words, extra={"model": self.name, "state": state.value})
+        self.said = said
         self.state, self.detail, self.progress = state, detail, progress
         if self.metrics is not None:
             self.metrics.engine_up(up=state is ModelState.READY)

@@ -86,6 +86,20 @@ async def test_start(make_pool):
     assert model.admission.limit == 8
 
 
+async def test_every_step_of_loading_is_logged_once(caplog):
+    """A load of minutes shows that it goes on: its steps, and each tenth of a long one."""
+    model = Model("m", Factory(), 10, 1)
+    caplog.set_level("INFO", logger=pools.__name__)
+    model.set(ModelState.LOADING, "importing")
+    for percent in range(15):
+        model.set(ModelState.LOADING, "loading weights", percent / 100)
+    model.set(ModelState.LOADING, "warming up")
+    model.set(ModelState.READY, "ready")
+    said = [record.getMessage() for record in caplog.records]
+    steps = ["importing", "loading weights: 0%", "loading weights: 10%", "warming up", "ready"]
+    assert said == [f"model m: {step}" for step in steps]
+
+
 async def test_models_load_one_after_the_other(make_pool):
     """They share one machine."""
     first, second = Factory(slow()), Factory()
