@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -29,16 +30,18 @@ SNAPSHOT_ITEMS: Final = 1000  # items sent with `conversation.subscribed`; more 
 class Member:
     """One connection's subscription. It is told nothing before its snapshot has been sent.
 
-    seen: responses that it was told of, in its snapshot or since. running: those of its snapshot that go on, and how
-    many events of each the snapshot covers.
+    seen: responses that it was told of, in its snapshot or since. own: those that the connection began itself and was
+    not told of yet. running: those of its snapshot that go on, and how many events of each the snapshot covers.
     """
 
     client: Client
     stream_id: str | None
     is_listening: bool = False
     seen: set[str] = field(default_factory=set)
+    own: set[str] = field(default_factory=set)
     running: list[tuple[Channel, int]] = field(default_factory=list)
-    subscriptions: list[Subscription] = field(default_factory=list)
+    # Weak: what has ended and was sent is let go, with all its events.
+    subscriptions: weakref.WeakSet[Subscription] = field(default_factory=weakref.WeakSet)
 
     def begin(self) -> None:
         """The snapshot is on its way: from now on send what happens."""
@@ -48,11 +51,12 @@ class Member:
         self.running.clear()
 
     def subscribe(self, channel: Channel, cursor: int) -> None:
-        """Send a response's events, unless the connection gets them anyway: then it began the turn itself."""
-        self.seen.add(channel.response_id)
-        self.subscriptions = [kept for kept in self.subscriptions if not kept.channel.is_closed]
-        if not self.client.is_subscribed(channel.response_id):
-            self.subscriptions.append(self.client.subscribe(channel, cursor=cursor, stream_id=self.stream_id))
+        """Send a response's events, unless the connection gets or has had them: it may have begun the turn itself."""
+        response_id = channel.response_id
+        self.seen.add(response_id)
+        if response_id not in self.own and not self.client.is_subscribed(response_id):
+            self.subscriptions.add(self.client.subscribe(channel, cursor=cursor, stream_id=self.stream_id))
+        self.own.discard(response_id)
 
     def end(self) -> None:
         """Send no more, of running responses neither."""
@@ -228,6 +232,13 @@ class Feeds:
             if conversation in (None, feed.conversation):
                 for member in [member for member in feed.members if member.client is client]:
                     await self._drop(feed, member)
+
+    def began(self, client: Client, owner: str, conversation: str, response_id: str) -> None:
+        """A connection has begun a turn: its events come on the turn's own lane, however late the feed hears of it."""
+        feed, _ = self._feeds.get((owner, conversation), (None, None))
+        for member in feed.members if feed is not None else ():
+            if member.client is client:
+                member.own.add(response_id)
 
     async def _open(self, conversation: str, owner: str) -> Feed:
         if (owner, conversation) not in self._feeds:

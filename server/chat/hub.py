@@ -96,7 +96,7 @@ def _ignore(_listeners: int) -> None:
 class Subscription:
     """A cursor into one channel's events: a slow client costs a number, not a queue."""
 
-    __slots__ = ("channel", "cursor", "is_closed", "stream_id", "subscriber")
+    __slots__ = ("__weakref__", "channel", "cursor", "is_closed", "stream_id", "subscriber")
 
     def __init__(self, channel: Channel, subscriber: Subscriber, *, cursor: int, stream_id: str | None) -> None:
         self.channel = channel

@@ -139,6 +139,8 @@ class Chat:
             await self._attach(client, response_id, -1, command.stream_id)
             return None
         client.subscribe(generation.channel, cursor=0, stream_id=command.stream_id)
+        if generation.conversation is not None:
+            self._feeds.began(client, client.user.id, generation.conversation, response_id)
         if not generation.is_stored:
             self._remember(client, command, generation)
         return generation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 
 import msgspec
 from websockets.asyncio.server import ServerConnection
@@ -34,7 +35,7 @@ class Connection:
         self._metrics = metrics
         self._outbox = Outbox(websocket, config.limits.send_timeout_s)
         self._lanes = Lanes(config.limits, self._create, self._fail)
-        self._subscriptions: list[Subscription] = []
+        self._subscriptions: weakref.WeakSet[Subscription] = weakref.WeakSet()  # of what runs or is not yet sent
         self._conversation: str | None = None  # of plain-text turns; made on first use
 
     async def run(self) -> None:
@@ -47,7 +48,7 @@ class Connection:
         finally:
             await self._lanes.close()
             await self._chat.leave(self)
-            for subscription in self._subscriptions:
+            for subscription in tuple(self._subscriptions):
                 subscription.close()
             await self._outbox.close()
 
@@ -71,10 +72,9 @@ class Connection:
             raise ClientGoneError from error
 
     def subscribe(self, channel: Channel, *, cursor: int, stream_id: str | None) -> Subscription:
-        self._subscriptions = [kept for kept in self._subscriptions if not (kept.is_closed or kept.channel.is_closed)]
         subscription = Subscription(channel, self, cursor=cursor, stream_id=stream_id)
         channel.add(subscription)
-        self._subscriptions.append(subscription)
+        self._subscriptions.add(subscription)
         self.wake(subscription)
         return subscription
 

@@ -92,6 +92,24 @@ async def test_who_was_there_before_a_join_hears_of_the_turn_too(a, bus, convers
     assert first.types().count("response.created") == 1
 
 
+async def test_late_news_of_a_turn_of_its_own(a, bus, conversation):
+    """A connection has had its own turn's events on its lane, also when the news comes after their end."""
+    client = MemoryClient()
+    await subscribe(a, client, conversation, stream_id="live")
+    bus.is_cut = True
+    generation = await a.create(client, conversation=conversation)
+    a.engine.say("x")
+    a.engine.end()
+    await client.until("response.completed")
+    client.subscriptions.clear()  # as a connection lets go of what has ended
+    bus.is_cut = False
+    bus.deliver("conversation:conv_1", {"begun": generation.response_id})
+    bus.deliver("conversation:conv_1", {"updated": True})
+    await client.until("conversation.updated")
+    assert client.types().count("conversation.item.added") == 1
+    assert client.types().count("response.created") == 1
+
+
 async def test_a_gap_repairs_and_repeats_nothing(a, bus, conversation):
     """After lost messages the missed turn is told; what was known, in the snapshot or since, is not told again."""
     await a.create(conversation=conversation)

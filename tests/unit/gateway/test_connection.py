@@ -1,0 +1,63 @@
+"""What one connection keeps of the responses that it listened to."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from protocol.events import Event
+from server.access.auth import LOCAL_USER
+from server.chat.hub import Channel
+from server.config import Config
+from server.gateway import outbox as outboxes
+from server.gateway.connection import Connection
+from server.observe.metrics import Metrics
+
+
+class Socket:
+    """A websocket whose client keeps up."""
+
+    id = "socket"
+    transport: Any
+
+    def __init__(self) -> None:
+        self.transport = self
+        self.sent: list[bytes] = []
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+@pytest.fixture
+def socket(monkeypatch: pytest.MonkeyPatch) -> Socket:
+    made = Socket()
+    monkeypatch.setattr(outboxes, "broadcast", lambda _sockets, frame, text: made.sent.append(frame))
+    return made
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    """Only what nobody refers to is freed."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collections")
+async def test_an_idle_connection_keeps_nothing_of_an_ended_response(socket):
+    """Its events are sent, and freed with the response: thousands of connections are idle after an answer."""
+    connection = Connection(socket, LOCAL_USER, None, Config(engine="echo"), Metrics())  # type: ignore[arg-type]
+    channel = Channel("resp_1", "msg_1", lambda _listeners: None)
+    connection.subscribe(channel, cursor=0, stream_id=None)
+    channel.publish([Event(0, b"{}")])
+    assert connection.is_subscribed("resp_1")
+    channel.close()
+    kept = weakref.ref(channel)
+    del channel
+    assert socket.sent == [b"{}"]
+    assert kept() is None
+    assert not connection.is_subscribed("resp_1")
