@@ -78,6 +78,7 @@ class App:
         try:
             async with AsyncExitStack() as stack:
                 await self._serve(stack)
+            logger.info("stopped")
         except StoppedError:
             logger.info("stopped while a model was being fetched")
         return self._exit_code

@@ -64,4 +64,4 @@ def translated(error: Exception, url: str) -> StoreError:
 
 
 def _text(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__  # the sentence may go on

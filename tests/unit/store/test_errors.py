@@ -53,6 +53,7 @@ def test_faults_on_the_way_are_unavailable(fault):
     error = translated(fault, "redis://host")
     assert isinstance(error, StoreUnavailableError)
     assert "\n" not in str(error)
+    assert not str(error).endswith(".")  # more is said behind it
 
 
 @pytest.mark.parametrize("answer", ["WRONGTYPE Operation against a key", "ERR unknown command 'XADD'", "NOPERM no"])
