@@ -146,8 +146,10 @@ class Feed:
             updated = {"type": "conversation.updated", "conversation": wire_conversation(conversation)}
             self._send(updated, self._listening())
         else:  # begun, ended, or a gap
-            # News of two gateways may come late and in any order; the conversation has one.
-            for response_id in [*await self._missed(), *await self._runtime.store.turns(self.conversation)]:
+            # News of two gateways may come late and in any order; the conversation has one. What runs is read before
+            # what has ended: a turn that ends between the two is in both then, and not in neither.
+            turns = await self._runtime.store.turns(self.conversation)
+            for response_id in [*await self._missed(), *turns]:
                 await self._announce(response_id)
 
     async def _missed(self) -> list[str]:

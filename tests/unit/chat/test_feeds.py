@@ -110,6 +110,30 @@ async def test_late_news_of_a_turn_of_its_own(a, bus, conversation):
     assert client.types().count("response.created") == 1
 
 
+async def test_a_turn_that_ends_while_the_news_is_read(a, store, bus, conversation):
+    """It is told, and before the one behind it."""
+    client, other = MemoryClient(), MemoryClient()
+    await subscribe(a, client, conversation)
+    bus.is_cut = True
+    first = await a.create(conversation=conversation, input="one")
+    second = await a.create(other, conversation=conversation, input="two")
+    with store.pause("turns"):
+        bus.deliver("conversation:conv_1", {"begun": second.response_id})
+        await store.held("turns")
+        a.engine.end()
+        await a.client.until("response.completed")
+    await client.until("conversation.item.added")
+    a.engine.end()
+    bus.is_cut = False
+    bus.deliver("conversation:conv_1", {"ended": first.response_id})
+    await other.until("response.completed")
+    bus.deliver("conversation:conv_1", {"ended": second.response_id})
+    await client.until("response.completed", 2)
+    added = [frame for frame in client.frames if frame["type"] == "conversation.item.added"]
+    said = [frame["item"]["content"][0]["text"] for frame in added]
+    assert said == ["one", "two"]
+
+
 async def test_a_gap_repairs_and_repeats_nothing(a, bus, conversation):
     """After lost messages the missed turn is told; what was known, in the snapshot or since, is not told again."""
     await a.create(conversation=conversation)
