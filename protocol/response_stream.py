@@ -17,7 +17,7 @@ IncompleteReason = Literal["max_output_tokens", "cancelled", "content_filter"]
 
 
 class State(Enum):
-    """A response's life (design: one transition table, illegal pairs raise)."""
+    """A response's life: one transition table; illegal pairs raise."""
 
     NEW = "new"
     QUEUED = "queued"

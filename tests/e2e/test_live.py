@@ -152,7 +152,7 @@ def test_two_tabs_and_wscat_see_one_answer_grow_and_a_late_tab_has_it_all(server
 
 
 def test_turns_of_two_tabs_at_the_same_moment_are_in_one_order_everywhere(server: ServerProcess, open_page: Open):
-    """Row 6 of the cases."""
+    """Both are answered, and both tabs and the store tell them in the same order."""
     one, two = open_page(server.url), open_page(server.url)
     one.ask("hello")
     two.page.goto(one.page.url)
@@ -225,7 +225,7 @@ def test_a_conversation_renamed_or_deleted_elsewhere_changes_in_place(server: Se
 
 
 def test_nothing_of_one_conversation_shows_in_another(server: ServerProcess, open_page: Open):
-    """Row 10 of the cases, with a second tab that makes the noise."""
+    """A second tab makes the noise."""
     one, two = open_page(server.url), open_page(server.url)
     one.ask("here")
     two.page.goto(one.page.url)
@@ -267,7 +267,7 @@ def test_a_turn_elsewhere_during_a_lost_connection_is_there_afterwards(tmp_path:
 
 
 def test_an_answer_outlives_its_killed_gateway_on_every_screen(tmp_path: Path, open_page: Open):
-    """Row 11 of the cases, then kill -9: the tab on the other gateway, and the one whose gateway is started again."""
+    """It streams there as here; then kill -9, for the tab on the other gateway and the one whose gateway comes back."""
     with valkey() as redis_url:
         a = ServerProcess(tmp_path / "a", *RATE, "--redis-url", redis_url).start()
         b = ServerProcess(tmp_path / "b", *RATE, "--redis-url", redis_url).start()

@@ -44,7 +44,7 @@ def test_line_ends_and_all_scripts_arrive_unchanged(server: ServerProcess, open_
 
 
 def test_stop_keeps_the_partial_text_across_a_reload_and_the_next_turn_works(server: ServerProcess, open_page: Open):
-    """Row 5 of the cases."""
+    """What was written so far stays, marked as stopped."""
     chat = open_page(server.url)
     chat.send(LONG)
     chat.wait_for_text("word5")
@@ -61,7 +61,7 @@ def test_stop_keeps_the_partial_text_across_a_reload_and_the_next_turn_works(ser
 
 
 def test_stop_before_the_first_word_and_twice(server: ServerProcess, open_page: Open):
-    """Row 4 of the cases."""
+    """The first stop counts, the second is harmless, and the next message is answered."""
     chat = open_page(server.url)
     chat.ask("first")
     chat.send(LONG)
@@ -72,7 +72,7 @@ def test_stop_before_the_first_word_and_twice(server: ServerProcess, open_page: 
 
 
 def test_a_new_conversation_while_the_old_one_streams(server: ServerProcess, open_page: Open):
-    """Row 10 of the cases: nothing of one ever shows in the other."""
+    """Nothing of one ever shows in the other."""
     chat = open_page(server.url)
     old = " ".join(f"old{number}" for number in range(120))
     chat.send(old)
@@ -139,7 +139,7 @@ def test_delete_asks_once_and_forgets(server: ServerProcess, open_page: Open):
 
 
 def test_answers_are_inert(server: ServerProcess, open_page: Open):
-    """Row 24 of the cases: markup and links stay characters, and no request leaves (see `open_page`)."""
+    """Markup and links stay characters, and no request leaves (see `open_page`)."""
     chat = open_page(server.url)
     hostile = (
         '<img src=x onerror="window.hit=1"> <script>window.hit=1</script> [x](javascript:window.hit=1) '

@@ -91,7 +91,7 @@ def test_a_stop_while_the_server_is_away_gives_the_text_back(stand_in: StandIn, 
 
 
 def test_a_reload_before_the_turn_was_accepted_sends_it_once(stand_in: StandIn, open_page: Open):
-    """Row 7 of the cases: the same id goes out again, also from the reloaded page."""
+    """The same id goes out again, also from the reloaded page."""
     chat = open_page(stand_in.url)
     chat.send("!silent as the grave")
     expect(chat.questions).to_have_count(1)

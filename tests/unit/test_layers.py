@@ -1,4 +1,4 @@
-"""The layers of design section 3: imports run down only, never up, never sideways."""
+"""The layers (CONTRIBUTING.md): imports run down only, never up, never sideways."""
 
 from __future__ import annotations
 

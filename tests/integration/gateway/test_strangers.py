@@ -1,4 +1,4 @@
-"""What scanners, health checks and foreign pages do to a port: nothing (cases from the field)."""
+"""What scanners, health checks and foreign pages do to a port: nothing."""
 
 from __future__ import annotations
 

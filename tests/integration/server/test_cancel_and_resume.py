@@ -181,7 +181,7 @@ async def test_retrieve_of_a_running_response(slow: ServerProcess):
 
 @pytest.mark.parametrize("abort", [True, False])
 async def test_reconnect_late_in_an_answer_from_two_tabs(slow: ServerProcess, abort: bool):
-    """Row 8 and 9: drop (1006 or 1000) mid-answer, come back twice: each has one complete copy."""
+    """Drop (1006 or 1000) mid-answer, come back twice: each has one complete copy."""
     async with client(slow) as c:
         await c.create(LONG)
         first = await c.until(DELTA)
@@ -200,7 +200,7 @@ async def test_reconnect_late_in_an_answer_from_two_tabs(slow: ServerProcess, ab
 
 
 async def test_coming_back_after_the_end(slow: ServerProcess):
-    """Row 9: the answer went on without a listener and is complete."""
+    """The answer went on without a listener and is complete."""
     async with client(slow) as c:
         conversation = await c.conversation()
         response = await c.begin("a b c d e f g h", conversation=conversation)
@@ -216,7 +216,7 @@ async def test_coming_back_after_the_end(slow: ServerProcess):
 
 
 async def test_the_same_id_is_one_turn(slow: ServerProcess):
-    """Row 7: repeated at once, on another connection, and after the end: one turn, the same answer."""
+    """Repeated at once, on another connection, and after the end: one turn, the same answer."""
     async with client(slow) as c, client(slow) as other:
         conversation = await c.conversation()
         turn = {"text": "only once please", "conversation": conversation, "id": "key-1"}
@@ -286,7 +286,7 @@ async def test_a_failed_continuation_evicts(server: ServerProcess):
 async def test_who_leaves_an_unstored_answer_frees_the_engine(
     slow: ServerProcess, silent: ServerProcess, prefill: bool
 ):
-    """Row 3: mid-answer and before the first token; the server is idle again and serves others."""
+    """Mid-answer and before the first token; the server is idle again and serves others."""
     server = silent if prefill else slow
     async with client(server) as c:
         await c.create(LONG, store=False, max_output_tokens=2048)

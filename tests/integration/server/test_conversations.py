@@ -124,7 +124,7 @@ async def test_deleting_ends_running_and_waiting_answers(slow: ServerProcess):
 
 
 async def test_two_devices_at_the_same_moment(slow: ServerProcess):
-    """Row 6: none is lost, each gets its own answer, one order everywhere; the second hears that it waits."""
+    """None is lost, each gets its own answer, one order everywhere; the second hears that it waits."""
     async with client(slow) as one, client(slow) as two:
         conversation = await one.conversation()
         for round_number in range(3):
@@ -157,7 +157,7 @@ async def test_a_waiting_turn_says_so(slow: ServerProcess):
 
 
 async def test_two_conversations_never_mix(slow: ServerProcess):
-    """Row 10: a new conversation while the old one streams; every event belongs to its own."""
+    """A new conversation while the old one streams; every event belongs to its own."""
     async with client(slow) as c:
         old, new = await c.conversation(), await c.conversation()
         await c.create(LONG, conversation=old, stream_id="old")

@@ -47,7 +47,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 async def test_a_full_window_is_refused_with_the_numbers(small: ServerProcess):
-    """Row 15, disabled: neither history nor answer is cut without a word; the conversation is as before."""
+    """`disabled`: neither history nor answer is cut without a word; the conversation is as before."""
     async with client(small) as c:
         conversation = await c.conversation()
         for _ in range(3):
@@ -61,7 +61,7 @@ async def test_a_full_window_is_refused_with_the_numbers(small: ServerProcess):
 
 
 async def test_auto_drops_whole_oldest_turns_and_says_so(small: ServerProcess):
-    """Row 15, auto: the fewest turns that make room; the response tells how many."""
+    """`auto`: the fewest turns that make room; the response tells how many."""
     async with client(small) as c:
         conversation = await c.conversation()
         for _ in range(3):
@@ -137,7 +137,7 @@ async def test_the_queue_is_fair_and_shown_and_bounded(tmp_path_factory: pytest.
 
 
 async def test_a_client_that_never_reads_is_cut(tmp_path_factory: pytest.TempPathFactory):
-    """Row 19: 100 kB pieces to a client that never reads: bounded memory, cut after send_timeout, others unharmed."""
+    """100 kB pieces to a client that never reads: bounded memory, cut after send_timeout, others unharmed."""
     text = " ".join("x" * 100_000 for _ in range(8))
     for server in run_checked(ServerProcess(tmp_path_factory.mktemp("impatient"), config=IMPATIENT)):
         before = server.rss_bytes()

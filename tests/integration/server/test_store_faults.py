@@ -39,7 +39,7 @@ async def _begun(c: Client, **fields: str) -> list[dict]:
 
 
 async def test_valkey_killed_in_the_middle(server: ServerProcess):
-    """Row 12: it is started again; the answer goes on, complete; nothing acknowledged is lost."""
+    """It is started again; the answer goes on, complete; nothing acknowledged is lost."""
     async with client(server) as c:
         conversation = await c.conversation()
         before = await c.ask("before", conversation=conversation)

@@ -24,7 +24,7 @@ def other(tmp_path_factory: pytest.TempPathFactory, slow: ServerProcess) -> Iter
 
 
 async def test_many_come_back_at_once_on_another_gateway(slow: ServerProcess, other: ServerProcess):
-    """Row 11: each hears exactly what follows its number, live to the end, also when all ask at the same moment."""
+    """Each hears exactly what follows its number, live to the end, also when all ask at the same moment."""
     async with client(slow) as c, client(other) as away:
         await c.create(LONG)
         seen = await c.until(DELTA)
@@ -50,7 +50,7 @@ async def test_many_come_back_at_once_on_another_gateway(slow: ServerProcess, ot
 
 
 async def test_turns_of_one_conversation_on_two_gateways(slow: ServerProcess, other: ServerProcess):
-    """Row 6: one order everywhere, each gets its own answer."""
+    """One order everywhere, each gets its own answer."""
     async with client(slow) as here, client(other) as there:
         conversation = await here.conversation()
         for number in range(3):
@@ -79,7 +79,7 @@ async def test_cancel_and_delete_from_another_gateway(slow: ServerProcess, other
 
 
 async def test_the_same_id_on_two_gateways(slow: ServerProcess, other: ServerProcess):
-    """Row 7: one turn, the same answer."""
+    """One turn, the same answer."""
     async with client(slow) as here, client(other) as there:
         turn = {"text": "one turn only", "id": "across"}
         first, second = await asyncio.gather(here.ask(**turn), there.ask(**turn))

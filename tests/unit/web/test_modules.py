@@ -27,7 +27,7 @@ def test_types_hold():
 
 
 def test_content_enters_the_page_only_as_text():
-    """No module of the page has a way to turn a string into markup or code (cases, row 24)."""
+    """No module of the page has a way to turn a string into markup or code."""
     forbidden = ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "alert(")
     for module in sorted((ROOT / "web").glob("*.js")):
         text = module.read_text()
