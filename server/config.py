@@ -131,6 +131,7 @@ class LimitsConfig(Section):
     max_lanes: Annotated[int, Field(ge=1)] = 32  # distinct stream_id values a connection
     max_in_flight: Annotated[int, Field(ge=1)] = 16  # responses running at once a connection
     max_waiting_per_lane: Annotated[int, Field(ge=1)] = 16  # commands queued behind a running one
+    max_waiting_chars: Annotated[int, Field(ge=1)] = 4 * MIB  # characters of the turns queued on one connection
     max_waiting_per_conversation: Annotated[int, Field(ge=1)] = 16  # turns queued behind a running one
     max_queue: Annotated[int, Field(ge=0)] = 1024  # turns waiting for a place in the engine, per model
     max_local_responses: Annotated[int, Field(ge=1)] = 16  # `store:false` answers remembered per connection

@@ -50,6 +50,7 @@ class Connection:
             await self._chat.leave(self)
             for subscription in tuple(self._subscriptions):
                 subscription.close()
+            self._subscriptions.clear()  # each holds a whole answer
             await self._outbox.close()
 
     async def retire(self) -> None:
@@ -108,6 +109,7 @@ class Connection:
             pass  # reading ends next
 
     async def _create(self, command: ResponseCreate) -> Generation | None:
+        await self._outbox.wait_for_room()  # turns that wait make no answers for a client that does not read
         if not command.plain:
             return await self._chat.create(self, command)
         command = msgspec.structs.replace(command, conversation=await self._current_conversation())

@@ -47,6 +47,7 @@ class Lanes:
         self._create = create
         self._fail = fail
         self._lanes: dict[str | None, Lane] = {}
+        self._waiting_chars = 0  # of all turns that wait
         self.was_left = False  # an answer was let go before its end: the client is in the middle of a turn
 
     def __iter__(self) -> Iterator[Lane]:
@@ -66,7 +67,11 @@ class Lanes:
             raise _too_many(f"{self._limits.max_in_flight} responses are in flight on this connection")
         if lane.is_busy and len(lane.waiting) >= self._limits.max_waiting_per_lane:
             raise _too_many(f"{len(lane.waiting)} turns wait on this lane")
+        chars = _chars(command)
+        if lane.is_busy and self._waiting_chars + chars > self._limits.max_waiting_chars:
+            raise _too_many(f"turns of {self._waiting_chars} characters wait on this connection")
         lane.waiting.append(command)
+        self._waiting_chars += chars
         if not lane.is_busy:
             lane.task = asyncio.create_task(self._run(lane), name=f"lane {command.stream_id}")
 
@@ -82,6 +87,7 @@ class Lanes:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        self._lanes.clear()  # turns may be large, and the connection refers to us as we to it
 
     def _lane(self, stream_id: str | None) -> Lane:
         lane = self._lanes.get(stream_id)
@@ -99,7 +105,9 @@ class Lanes:
     async def _run(self, lane: Lane) -> None:
         try:
             while lane.waiting:
-                await self._run_turn(lane, lane.waiting.popleft())
+                command = lane.waiting.popleft()
+                self._waiting_chars -= _chars(command)
+                await self._run_turn(lane, command)
         finally:
             lane.task = None
 
@@ -124,6 +132,10 @@ class Lanes:
             self.was_left = self.was_left or generation.was_left
         finally:
             lane.running = None
+
+
+def _chars(command: ResponseCreate) -> int:
+    return len(command.instructions or "") + sum(len(message.content) for message in command.messages)
 
 
 def _too_many(what: str) -> ProtocolError:

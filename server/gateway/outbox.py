@@ -15,7 +15,7 @@ from server.chat.hub import Subscription
 logger = logging.getLogger(__name__)
 
 FAST_BUFFER_BYTES: Final = 32 * 1024  # bytes the transport may hold before we wait for the client
-ANSWERS_HIGH: Final = 64  # answers waiting for a slow client before its next command is read
+WAITING_HIGH: Final = 64  # answers and responses that wait for a slow client before its next command is worked on
 
 
 class Outbox:
@@ -45,8 +45,6 @@ class Outbox:
             broadcast((self._websocket,), frame, text=True)
             return
         self._answers.append(frame)
-        if len(self._answers) >= ANSWERS_HIGH:
-            self._room.clear()
         self._start_writing()
 
     def wake(self, subscription: Subscription) -> None:
@@ -70,7 +68,7 @@ class Outbox:
             self._websocket.transport.abort()
 
     async def wait_for_room(self) -> None:
-        """Return when few enough answers wait: a client that does not read is not listened to."""
+        """Return when little enough waits: a client that does not read is not listened to."""
         await self._room.wait()
 
     async def close(self) -> None:
@@ -88,6 +86,7 @@ class Outbox:
         """Hand over to the writer; it is made when first needed, since most clients never are behind."""
         self._is_writing = True
         self._work.set()
+        self._measure()
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"writer {self._websocket.id}")
 
@@ -112,10 +111,16 @@ class Outbox:
         while self._answers or self._ready:
             if self._answers:
                 await self.write(self._answers.popleft())
-                if len(self._answers) < ANSWERS_HIGH:
-                    self._room.set()
+                self._measure()
                 continue
             subscription = next(iter(self._ready))
             del self._ready[subscription]
             for frame in subscription.take():
                 await self.write(frame)
+            self._measure()
+
+    def _measure(self) -> None:
+        if len(self._answers) + len(self._ready) < WAITING_HIGH:
+            self._room.set()
+        else:
+            self._room.clear()

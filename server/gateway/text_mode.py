@@ -41,6 +41,8 @@ class TextConnection:
         self._subscription: Subscription | None = None
         self._events = asyncio.Event()
         self._conversation: str | None = None
+        self._max_waiting_chars = config.limits.max_waiting_chars
+        self._waiting_chars = 0
 
     async def run(self) -> None:
         """Answer turn after turn until the socket closes. Raises ConnectionClosed.
@@ -51,9 +53,10 @@ class TextConnection:
         answering = asyncio.create_task(self._answer_all(lines), name=f"text {self._websocket.id}")
         try:
             async for frame in self._websocket:
-                if lines.full():
-                    await self._say(f"[error] {MAX_WAITING_LINES} lines wait for an answer; this one is dropped")
+                if lines.full() or self._waiting_chars + len(frame) > self._max_waiting_chars:
+                    await self._say(f"[error] {lines.qsize()} lines wait for an answer; this one is dropped")
                 else:
+                    self._waiting_chars += len(frame)
                     lines.put_nowait(frame)
         finally:
             answering.cancel()
@@ -64,7 +67,9 @@ class TextConnection:
     async def _answer_all(self, lines: asyncio.Queue[str | bytes]) -> None:
         try:
             while True:
-                await self._take_turn(await lines.get())
+                frame = await lines.get()
+                self._waiting_chars -= len(frame)
+                await self._take_turn(frame)
         except ConnectionClosed:
             pass  # the reader sees it too, and ends the handler
         except Exception:

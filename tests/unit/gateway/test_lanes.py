@@ -138,6 +138,22 @@ async def test_turns_that_wait_are_bounded(scenes):
         scene.put("d")
 
 
+async def test_the_size_of_turns_that_wait_is_bounded(scenes):
+    """On all lanes together; a turn that begins at once may be of any size, and one that has begun waits no more."""
+    scene = scenes(max_waiting_chars=5)
+    scene.put("a" * 9, "one")
+    scene.put("b" * 9, "two")
+    await until(lambda: len(scene.begun) == 2)
+    scene.put("cc", "one")
+    scene.put("dd", "two")
+    with pytest.raises(ProtocolError, match="4 characters wait") as caught:
+        scene.put("ee", "one")
+    assert caught.value.code == "rate_limit_exceeded"
+    scene.begun[0].ended.set()
+    await until(lambda: len(scene.begun) == 3)
+    scene.put("ee", "one")
+
+
 async def test_names_are_bounded(scenes):
     """The nameless lane does not count; a name that was used may be used again."""
     scene = scenes(max_lanes=2)

@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosedError
 from protocol.events import delta_event, delta_template
 from server.chat.hub import Channel, Subscription
 from server.gateway import outbox as outboxes
-from server.gateway.outbox import ANSWERS_HIGH, FAST_BUFFER_BYTES, Outbox
+from server.gateway.outbox import FAST_BUFFER_BYTES, WAITING_HIGH, Outbox
 from tests.support.memory import until
 
 
@@ -146,8 +146,23 @@ async def test_a_client_that_does_not_read_is_not_listened_to(socket, outbox):
     socket.stop_reading()
     outbox.send(answer(0))
     await until(lambda: socket.sent)
-    for number in range(ANSWERS_HIGH):
+    for number in range(WAITING_HIGH):
         outbox.send(answer(number))
+    waiting = asyncio.create_task(outbox.wait_for_room())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    socket.read_on()
+    await waiting
+
+
+async def test_responses_that_wait_count_as_well(socket, outbox):
+    """Each holds a whole answer."""
+    socket.stop_reading()
+    outbox.send(answer(0))
+    await until(lambda: socket.sent)
+    for _ in range(WAITING_HIGH):
+        Listener(outbox).say("a")
     waiting = asyncio.create_task(outbox.wait_for_room())
     for _ in range(5):
         await asyncio.sleep(0)
@@ -161,7 +176,7 @@ async def test_a_send_that_is_stuck(socket):
     outbox = Outbox(socket, 0.01)
     listener = Listener(outbox)
     socket.stop_reading()
-    for number in range(ANSWERS_HIGH + 1):
+    for number in range(WAITING_HIGH + 1):
         outbox.send(answer(number))
     listener.say("a")
     await outbox.wait_for_room()
