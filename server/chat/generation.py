@@ -167,6 +167,9 @@ class Generation:
         """Do all of it, to the terminal event."""
         if await self._accepted():
             await self._answer_to_the_end()
+        else:
+            self._patience.close()
+            self.channel.close()
 
     async def resume(self) -> None:
         """Go on with a response that was taken over."""
@@ -185,7 +188,9 @@ class Generation:
             self.accepted.cancel()
             raise
         except Exception as error:  # noqa: BLE001 whatever it is, it becomes the client's answer
-            self.accepted.set_exception(translate(error))
+            fault = translate(error)
+            fault.__traceback__ = fault.__context__ = None  # the prompt is in there, and we are
+            self.accepted.set_exception(fault)
             self.accepted.exception()  # its client may have left: the error counts as seen
             return False
         self.accepted.set_result(begun.response_id)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import orjson
 
 from protocol.codec import encode
+from protocol.errors import ProtocolError
 from server.access.auth import User
 from server.chat.errors import translate
 from server.models.pool import Model, Pool
@@ -85,5 +86,7 @@ def _wire_model(model: Model) -> dict[str, Any]:
 async def _translated(work: Awaitable[T]) -> T:
     try:
         return await work
+    except ProtocolError:
+        raise
     except Exception as error:  # translated for the wire; what nobody expected is logged there
         raise translate(error) from error

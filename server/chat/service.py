@@ -94,8 +94,8 @@ class Chat:
         """Do any command but `response.create`, which has a lane of its own. Raises ProtocolError."""
         try:
             await self._handlers[type(command)](client, command)
-        except ClientGoneError:
-            raise
+        except (ClientGoneError, ProtocolError):
+            raise  # not from itself: a cycle, which would keep all that it met until a collection
         except Exception as error:  # translated for the wire; what nobody expected is logged there
             raise translate(error) from error
 
@@ -109,7 +109,7 @@ class Chat:
         """
         try:
             return await self._create(client, command)
-        except ClientGoneError:
+        except (ClientGoneError, ProtocolError):
             raise
         except Exception as error:  # translated for the wire; what nobody expected is logged there
             raise translate(error) from error
@@ -134,6 +134,7 @@ class Chat:
                 self._runtime.when_store_is_back(partial(self._take_up, generation.response_id), generation.response_id)
             # A failed continuation evicts what it was to continue (OpenAI: WebSocket mode, store:false).
             client.local.discard(command.previous_response_id or "")
+            del generation  # it has the error, and the error would have it
             raise
         if response_id != generation.response_id:
             await self._attach(client, response_id, -1, command.stream_id)

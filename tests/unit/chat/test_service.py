@@ -11,6 +11,7 @@ import pytest
 
 from protocol.commands import ConversationCreate
 from protocol.errors import ProtocolError
+from server.chat.generation import Generation
 from server.store.base import StoreError
 from tests.unit.chat.conftest import settle
 
@@ -91,3 +92,13 @@ async def test_an_ended_response_is_freed_at_once(a, fields):
     left = weakref.ref(generation)
     del generation
     assert left() is None
+
+
+@pytest.mark.usefixtures("no_collections")
+async def test_a_refused_turn_is_freed_at_once(a):
+    """Its prompt did not fit: it is a large one."""
+    a.engine.context_length = 0
+    with pytest.raises(ProtocolError, match="window is 0 tokens"):
+        await a.create()
+    await settle()
+    assert not [made for made in gc.get_objects() if isinstance(made, Generation)]
