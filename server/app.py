@@ -49,7 +49,7 @@ EXIT_FAILED: Final = 1
 
 
 def run(config: Config) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code. Raises StartError."""
+    """Serve until SIGTERM, SIGINT or SIGHUP (its terminal was closed); return the exit code. Raises StartError."""
     log.configure(config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(App(config).run())
@@ -287,8 +287,9 @@ class App:
 
     def _watch_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup has it ignored
+                loop.add_signal_handler(number, self._signalled)
 
     def _signalled(self) -> None:
         """Drain at the first signal, be gone at the second; engines and Valkey end with this process."""

@@ -38,10 +38,10 @@ _FLAGS: Final = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code. argv: arguments without the program's name; None: sys.argv's."""
     options = vars(_parser().parse_args(argv))
-    from server.config_loading import load_config  # noqa: PLC0415 pydantic-settings takes a while, --help does without
-
     command = options.pop("command")
     try:
+        from server.config_loading import load_config  # noqa: PLC0415 takes a while, and --help does without
+
         config = load_config(_flags(options), os.environ, _config_file(options, os.environ))
         return int(command(config))
     except ConfigError as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
+from typing import Final
 
 import msgspec
 from websockets.asyncio.server import ServerConnection
@@ -24,6 +26,9 @@ from server.gateway.outbox import Outbox
 from server.observe.metrics import Metrics
 
 
+LONG_PARSE_S: Final = 0.01  # a frame of a million brackets takes ten times that
+
+
 class Connection:
     """A signed-in client of the protocol (the chat layer's `Client`, the hub's `Subscriber`)."""
 
@@ -37,6 +42,7 @@ class Connection:
         self._lanes = Lanes(config.limits, self._create, self._fail)
         self._subscriptions: weakref.WeakSet[Subscription] = weakref.WeakSet()  # of what runs or is not yet sent
         self._conversation: str | None = None  # of plain-text turns; made on first use
+        self._parse_s = 0.0  # what the newest frame took
 
     async def run(self) -> None:
         """Serve until the socket closes. Raises ConnectionClosed."""
@@ -44,7 +50,9 @@ class Connection:
             async for frame in self._websocket:
                 await self._receive(frame)
                 await self._outbox.wait_for_room()
-                await asyncio.sleep(0)  # nothing above need have waited: others have their turn between two frames
+                # Nothing above need have waited: others have their turn between two frames, and after a frame that
+                # took long as much time as it took.
+                await asyncio.sleep(self._parse_s if self._parse_s > LONG_PARSE_S else 0)
         finally:
             await self._lanes.close()
             await self._chat.leave(self)
@@ -95,7 +103,7 @@ class Connection:
         """Do what one frame asks; whatever is wrong with it becomes an error event."""
         command: Command | None = None
         try:
-            command = parse_command(frame)
+            command = self._parse(frame)
             match command:
                 case ResponseCreate():
                     self._lanes.put(command)
@@ -107,6 +115,13 @@ class Connection:
             self._fail(error, command)
         except ClientGoneError:
             pass  # reading ends next
+
+    def _parse(self, frame: str | bytes) -> Command:
+        began = time.monotonic()
+        try:
+            return parse_command(frame)
+        finally:
+            self._parse_s = time.monotonic() - began
 
     async def _create(self, command: ResponseCreate) -> Generation | None:
         await self._outbox.wait_for_room()  # turns that wait make no answers for a client that does not read

@@ -52,6 +52,17 @@ async def test_sigterm_when_idle_and_a_start_again(tmp_path: Path):
     assert server.faults() == []
 
 
+async def test_a_closed_terminal_lets_answers_end(tmp_path: Path):
+    """SIGHUP is SIGTERM, unless the server was started with it ignored, as nohup does."""
+    server = ServerProcess(tmp_path, "--echo-rate", "30").start()
+    async with client(server) as c:
+        await c.begin("one two three")
+        server.process.send_signal(signal.SIGHUP)
+        assert (await c.answer()).text == "one two three"
+    assert server.wait() == 0
+    assert server.faults() == []
+
+
 async def test_sigterm_lets_answers_end(tmp_path: Path):
     """Running and waiting answers end within the drain time; new turns and new sockets are refused; exit 0."""
     server = ServerProcess(tmp_path, "--echo-rate", "30").start()

@@ -193,3 +193,24 @@ async def test_five_hundred_at_once(server: ServerProcess):
         assert answer.text == f"client {number} says {number * 7919}"
         assert answer.response["metadata"] == {"n": str(number)}
     assert len({answer.id for answer in answers}) == 500
+
+
+async def test_frames_that_are_long_to_read_leave_the_others_their_turn(server: ServerProcess):
+    """Another client is answered between two of them, and not after several."""
+    frame = '{"input":[' + "[]," * 300_000 + "[]]}"
+    count = 8
+
+    async def refuse_all() -> None:
+        for _ in range(count):
+            assert (await c.event())["error"]["param"] == "input"
+
+    async with client(server) as c, client(server) as other:
+        for _ in range(count):
+            await c.send(frame)
+        refusing = asyncio.create_task(refuse_all())
+        answered = 0
+        while not refusing.done():
+            await other.do("model.list")
+            answered += 1
+        await refusing
+    assert answered >= count
