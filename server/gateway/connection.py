@@ -25,7 +25,6 @@ from server.gateway.lanes import Lanes
 from server.gateway.outbox import Outbox
 from server.observe.metrics import Metrics
 
-
 LONG_PARSE_S: Final = 0.01  # a frame of a million brackets takes ten times that
 
 
