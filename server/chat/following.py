@@ -12,7 +12,7 @@ from protocol.events import DELTA_TYPE, Event, Usage
 from protocol.response_stream import failed_event
 from server.chat.hub import Channel
 from server.chat.reads import terminal_event
-from server.chat.runtime import Runtime
+from server.chat.runtime import Runtime, wait_at_most
 from server.chat.turn import item_id_of, restored_head
 from server.store.base import NotFoundError, Store, StoredResponse, StoreUnavailableError
 
@@ -101,7 +101,7 @@ class Follower:
                 self._ask_owner()
             await self.catch_up()
             if not self.channel.is_closed:
-                await _wait(self._changed, REPAIR_S)
+                await wait_at_most(self._changed, REPAIR_S)
             if not self.channel.is_closed and not self._changed.is_set():
                 await self._check_record()
         except StoreUnavailableError:
@@ -202,11 +202,3 @@ class Following:
     def _forget(self, follower: Follower) -> None:
         if self._followers.get(follower.response_id) is follower:
             del self._followers[follower.response_id]
-
-
-async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        pass  # look all the same

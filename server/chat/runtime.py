@@ -27,6 +27,15 @@ def conversation_topic(conversation: str) -> str:
     return f"conversation:{conversation}"
 
 
+async def wait_at_most(event: asyncio.Event, timeout_s: float) -> None:
+    """Return when the event is set, or after the time all the same: a wake-up may have been lost."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        pass  # look again
+
+
 class Runtime:
     """The gateway's store, journal and settings, and the writes that outlive a response's task."""
 

@@ -10,7 +10,7 @@ from typing import Any
 from protocol.errors import ProtocolError
 from protocol.events import Waiting
 from server.chat.patience import Patience
-from server.chat.runtime import Runtime, conversation_topic
+from server.chat.runtime import Runtime, conversation_topic, wait_at_most
 from server.engine.base import Engine
 from server.models.pool import Model, ModelState
 from server.store.base import History
@@ -46,7 +46,7 @@ async def wait_for_turn(
             if isinstance(result, History):
                 return result
             patience.say(Waiting("conversation", position=result))
-            await _wait(changed, runtime.config.limits.queued_repeat_s)
+            await wait_at_most(changed, runtime.config.limits.queued_repeat_s)
     finally:
         await asyncio.shield(runtime.bus.unsubscribe(topic, wake))
 
@@ -74,11 +74,3 @@ async def _loaded(model: Model, patience: Patience) -> Engine:
         patience.say(Waiting("model_loading", progress=model.progress, detail=model.detail))
         await model.changed.wait()
     return engine
-
-
-async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        pass  # look again all the same: a wake-up may have been lost

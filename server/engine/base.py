@@ -79,7 +79,6 @@ class GenerationRequest:
     id: str
     prompt: Prompt
     sampling: Sampling
-    metadata: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,6 @@ class ModelState(StrEnum):
     LOADING = "loading"
     READY = "ready"
     FAILED = "failed"
-    CLOSED = "closed"
 
 
 class UnknownModelError(Exception):
