@@ -273,7 +273,8 @@ class Generation:
         if context.max_tokens < 1:
             self._end(FinishReason.LENGTH)
             return
-        await self._consume(engine, generation_request(self.turn, self.epoch, context))
+        said = self._tally.usage.output_tokens
+        await self._consume(engine, generation_request(self.turn, self.epoch, context, said))
 
     async def _behind_the_text(self, engine: Engine, context: Context) -> Context:
         """Return the context with the text so far behind it."""

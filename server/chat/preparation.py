@@ -79,4 +79,9 @@ class Preparation:
 
     async def _fit(self, engine: Engine, history: History) -> Context:
         reserve = self._runtime.config.limits.default_max_output_tokens
-        return await fit(engine, context_request(self._turn, history.items, reserve))
+        context = await fit(engine, context_request(self._turn, history.items, reserve))
+        least = self._turn.command.min_tokens or 0
+        if least > context.max_tokens:
+            text = f"min_tokens ({least}) is more than the {context.max_tokens} tokens that there is room for"
+            raise ProtocolError("invalid_request", text, param="min_tokens")
+        return context

@@ -147,9 +147,13 @@ def context_request(turn: Turn, history: tuple[MessageItem, ...], reserve: int) 
     )
 
 
-def generation_request(turn: Turn, epoch: int, context: Context) -> GenerationRequest:
-    """Return the engine's order. Its id is unique also when the response is taken up again in a later epoch."""
+def generation_request(turn: Turn, epoch: int, context: Context, said: int) -> GenerationRequest:
+    """Return the engine's order. Its id is unique also when the response is taken up again in a later epoch.
+
+    said: tokens of the answer that the prompt ends with.
+    """
     command = turn.command
+    least = min(max(0, (command.min_tokens or 0) - said), context.max_tokens)
     sampling = Sampling(
         max_tokens=context.max_tokens,
         temperature=command.temperature,
@@ -160,7 +164,7 @@ def generation_request(turn: Turn, epoch: int, context: Context) -> GenerationRe
         presence_penalty=command.presence_penalty,
         frequency_penalty=command.frequency_penalty,
         repetition_penalty=command.repetition_penalty,
-        min_tokens=command.min_tokens,
+        min_tokens=least or None,
         ignore_eos=bool(command.ignore_eos),
         stop=command.stop_strings,
     )

@@ -37,6 +37,8 @@ ENVIRONMENT: Final = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     # Seconds until a worker that was asked to end gets SIGTERM. What takes it longer is Python's tear-down only.
     "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",
+    # `tokenizers` starts threads of its own for a batch otherwise, and complains about every fork afterwards.
+    "TOKENIZERS_PARALLELISM": "false",
 }
 
 ORPHAN_GRACE_S: Final = 5.0  # for EngineCore to end by itself when its parent is gone; it needs 1 to 2 s

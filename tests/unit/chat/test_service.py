@@ -70,6 +70,32 @@ async def test_going_on_never_asks_for_more_than_the_window(a, b, store):
     assert request.sampling.max_tokens > 0
 
 
+async def test_going_on_asks_for_no_more_tokens_than_were_left(a, b, store):
+    """`min_tokens` counts what was said before, else it may be more than the rest that is allowed."""
+    generation = await a.create(min_tokens=8, max_output_tokens=10)
+    a.engine.say("x" * 6)
+    await a.client.until("response.output_text.delta")
+    await a.die()
+    b.engine.end()
+    await b.takeover.adopt_orphans()
+    await b.handle(type="response.retrieve", response_id=generation.response_id)
+    await b.client.until("response.completed")
+    (first,), (second,) = a.engine.requests, b.engine.requests
+    said = first.sampling.max_tokens - second.sampling.max_tokens
+    assert 0 < said < 8
+    assert first.sampling.min_tokens == 8
+    assert second.sampling.min_tokens == 8 - said
+
+
+@pytest.mark.parametrize("fields", [{}, {"truncation": "auto", "max_output_tokens": 1000}], ids=str)
+async def test_more_tokens_than_there_is_room_for(a, fields):
+    """A `min_tokens` that can never be reached is the client's fault, and is said before the turn begins."""
+    a.engine.context_length = 100
+    with pytest.raises(ProtocolError, match="room for") as caught:
+        await a.create(min_tokens=200, **fields)
+    assert (caught.value.code, caught.value.param) == ("invalid_request", "min_tokens")
+
+
 @pytest.fixture
 def no_collections() -> Iterator[None]:
     """Only what nobody refers to is freed."""

@@ -226,6 +226,19 @@ async def test_long_text_is_tokenised_off_the_loop(tokenizer: Any, monkeypatch: 
     assert first == second
 
 
+async def test_the_loop_goes_on_while_long_text_is_tokenised(tokenizer: Any) -> None:
+    """A thread alone does not do: what keeps Python's lock stops the loop all the same."""
+    renderer = PromptRenderer(tokenizer)
+    loop = asyncio.get_running_loop()
+    rendering = asyncio.create_task(renderer.render([Message("user", "hello world " * 100_000)]))
+    began = before = loop.time()
+    longest = 0.0
+    while not rendering.done():
+        await asyncio.sleep(0.001)
+        longest, before = max(longest, loop.time() - before), loop.time()
+    assert longest < (loop.time() - began) / 2
+
+
 def test_the_cache_forgets_what_was_used_longest_ago() -> None:
     """It is bounded by characters; a text beyond the bound is not kept at all."""
     cache = TokenCache(limit=10)
