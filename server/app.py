@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -235,6 +236,10 @@ class App:
             loading.result()
         except ModelFailedError as error:
             raise StartError(str(error)) from None
+        # vLLM brings 600,000 objects to stay. Python's collector would look through all of them again and again, when
+        # a frame of many brackets is read as well, and all sockets would wait for half a second.
+        gc.collect()
+        gc.freeze()
         ready = {
             "event": "ready",
             "url": url,
