@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import re
 import select
 import shutil
 import signal
@@ -85,9 +86,11 @@ def children() -> set[int]:
     }
 
 
-def shared_memory() -> set[str]:
-    """Return the names of what processes leave behind when they are killed too early."""
-    return set(os.listdir("/dev/shm"))  # noqa: PTH208 - names are enough
+def shared_memory(leader: int) -> set[Path]:
+    """Return the files of shared memory that a process group has open: left behind by what is killed too early."""
+    maps = [Path(f"/proc/{process}/maps").read_text() for process in group(leader)]
+    names = re.findall(r"(/dev/shm/\S+)$", "\n".join(maps), re.MULTILINE)
+    return {path for path in map(Path, names) if path.exists()}
 
 
 def group(leader: int) -> list[int]:
@@ -132,11 +135,12 @@ async def test_a_killed_engine_process_ends_its_requests(random_model_dir: Path)
 @pytest.mark.timeout(300)
 async def test_close_ends_running_requests_and_all_processes(random_model_dir: Path) -> None:
     """Closing is idempotent, ends a running answer with EngineDeadError, and waits for EngineCore and its workers."""
-    before = shared_memory()
     engine = await start(VllmEngine("short-lived", str(random_model_dir), VllmSettings(max_model_len=1024)))
     assert engine.context_length == 1024
     (process,) = engine.processes
     chunks, _ = await begin(engine, user("hello"), Sampling(900, ignore_eos=True))
+    held = shared_memory(process)
+    assert held
     engine.close()
     engine.close()
     assert engine.unfinished == 0
@@ -145,7 +149,7 @@ async def test_close_ends_running_requests_and_all_processes(random_model_dir: P
             pass
     await engine.wait_closed()
     assert gone(process)
-    assert shared_memory() <= before
+    assert not any(path.exists() for path in held)
 
 
 @pytest.mark.timeout(300)

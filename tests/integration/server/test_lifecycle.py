@@ -54,7 +54,11 @@ async def test_sigterm_when_idle_and_a_start_again(tmp_path: Path):
 
 async def test_a_closed_terminal_lets_answers_end(tmp_path: Path):
     """SIGHUP is SIGTERM, unless the server was started with it ignored, as nohup does."""
-    server = ServerProcess(tmp_path, "--echo-rate", "30").start()
+    ours = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup themselves
+    try:
+        server = ServerProcess(tmp_path, "--echo-rate", "30").start()
+    finally:
+        signal.signal(signal.SIGHUP, ours)
     async with client(server) as c:
         await c.begin("one two three")
         server.process.send_signal(signal.SIGHUP)
