@@ -1,6 +1,6 @@
 """The EngineCore process as we want it: in its own process group, tied to our life, its output read by us.
 
-vLLM starts its EngineCore with `multiprocessing` and leaves three things open:
+vLLM starts its EngineCore with `multiprocessing` and leaves four things open:
 
 1. Ctrl-C in a terminal goes to the whole foreground process group, and EngineCore takes SIGINT as "stop now":
    answers would break off before we drain. So it moves into a process group of its own.
@@ -9,18 +9,22 @@ vLLM starts its EngineCore with `multiprocessing` and leaves three things open:
    engine is started from a worker thread. So a thread watches the parent's end of multiprocessing's own pipe.
 3. Why a start failed is only on the output of EngineCore and its workers, as tracebacks. So that output comes to
    us through a pipe; its end also tells that every process of the engine is gone.
+4. The files of its seven Unix sockets stay where they are, however it ends. So they are in a folder of ours.
 """
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import logging
 import multiprocessing
 import operator
 import os
 import re
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -41,6 +45,8 @@ ENVIRONMENT: Final = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
+SOCKET_FOLDER: Final = "VLLM_RPC_BASE_PATH"  # vLLM's name for it
+
 ORPHAN_GRACE_S: Final = 5.0  # for EngineCore to end by itself when its parent is gone; it needs 1 to 2 s
 KEPT_LINES: Final = 400  # of the engine's output, to find a start's failure in; a traceback has about 60
 _PID_MARK: Final = "tokenwire-engine-core "
@@ -59,6 +65,10 @@ def prepare_environment() -> bool:
         logging.getLogger("vllm").setLevel(logging.CRITICAL)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if SOCKET_FOLDER not in os.environ:
+        # One for all engines of this process. A short name: a socket's path has at most 107 characters.
+        os.environ[SOCKET_FOLDER] = folder = tempfile.mkdtemp(prefix="tokenwire-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return verbose
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import sys
 from collections import deque
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from server.engine.base import EngineDeadError, EngineStartError, VllmSettings
-from server.engine.core_process import CoreOutput, root_cause
+from server.engine.core_process import SOCKET_FOLDER, CoreOutput, root_cause
 from server.engine.vllm import VllmEngine
 from server.engine.vllm_start import Start, check_source, engine_arguments, explain
 
@@ -51,6 +53,28 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(EngineStartError, match=r"no config\.json"):
         asyncio.run(VllmEngine("x", str(tmp_path)).start(lambda *_: None))
     check_source("org/name")
+
+
+@pytest.mark.parametrize("own", [None, "/their/own"])
+def test_sockets_are_in_a_folder_that_goes_with_the_process(tmp_path: Path, own: str | None) -> None:
+    """As vLLM leaves them behind. Where the user names a folder, theirs is used."""
+    code = f"""if True:
+        import os, pathlib
+        from server.engine.core_process import prepare_environment
+        prepare_environment()
+        prepare_environment()
+        folder = pathlib.Path(os.environ["{SOCKET_FOLDER}"])
+        print(folder, *pathlib.Path(os.environ["TMPDIR"]).iterdir())
+        if folder.exists():
+            (folder / "socket").touch()
+    """
+    environment = {name: value for name, value in os.environ.items() if name != SOCKET_FOLDER}
+    environment |= {"TMPDIR": str(tmp_path)} | ({SOCKET_FOLDER: own} if own else {})
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    folder, *made = done.stdout.split()
+    assert made == ([] if own else [folder])
+    assert folder == own or Path(folder).parent == tmp_path
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_first_exception_of_the_output_is_the_cause() -> None:
