@@ -78,7 +78,7 @@ class EchoEngine:
 
     async def start(self, progress: ProgressCallback) -> None:
         """Be ready at once."""
-        progress("ready", 1.0)
+        progress("there is nothing to load", None)
 
     async def render(self, messages: Sequence[Message]) -> Prompt:
         """Split the messages into words."""

@@ -131,7 +131,7 @@ class VllmEngine:
         except Exception as error:
             self.close()
             raise start.failure(self._source, error) from error
-        start.step("ready")
+        start.check()
 
     def _take_over(self, llm: AsyncLLM) -> None:
         self._defaults = llm.model_config.get_diff_sampling_param()

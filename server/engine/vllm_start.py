@@ -51,9 +51,13 @@ class Start:
 
     def step(self, words: str) -> None:
         """Say what comes next; raises EngineStartError when the start was cancelled."""
+        self.check()
+        self._progress(words, None)
+
+    def check(self) -> None:
+        """Raise EngineStartError when the start was cancelled."""
         if self._cancelled.is_set():
             raise EngineStartError("the start was cancelled")
-        self._progress(words, None)
 
     def cancel(self) -> None:
         """Let the starting thread end soon, with no process left."""

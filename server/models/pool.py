@@ -83,15 +83,15 @@ class Model:
     def report_dead(self, engine: Engine) -> None:
         """A request found this engine dead: take nothing to it any more, and start another."""
         if engine is self.engine and self.state is ModelState.READY:
-            self.set(ModelState.LOADING, "the engine died")
+            self.set(ModelState.LOADING, "the engine died", level=logging.ERROR)
             self.died.set()
 
-    def set(self, state: ModelState, detail: str, progress: float | None = None) -> None:
+    def set(self, state: ModelState, detail: str, progress: float | None = None, *, level: int = logging.INFO) -> None:
         """Note a change, log each step and each tenth of it, and wake who waits for it."""
         said = (state, detail, None if progress is None else int(progress * 10))
         if said != self.said:
             words = detail if progress is None else f"{detail}: {progress:.0%}"
-            logger.info("model %s: %s", self.name, words, extra={"model": self.name, "state": state.value})
+            logger.log(level, "model %s: %s", self.name, words, extra={"model": self.name, "state": state.value})
         self.said = said
         self.state, self.detail, self.progress = state, detail, progress
         if self.metrics is not None:
@@ -208,8 +208,7 @@ class Pool:
         why = ""
         while not why:
             why = await self._fault(model, engine)
-        logger.error("model %s: %s", model.name, why, extra={"model": model.name})
-        model.set(ModelState.LOADING, why)
+        model.set(ModelState.LOADING, why, level=logging.ERROR)
         engine.close()
         await asyncio.shield(engine.wait_closed())
 

@@ -193,7 +193,7 @@ async def test_start_is_immediate() -> None:
     """There is nothing to load."""
     said: list[tuple[str, float | None]] = []
     await EchoEngine("echo", rate=0, ttft_ms=0).start(lambda words, share: said.append((words, share)))
-    assert said == [("ready", 1.0)]
+    assert said == [("there is nothing to load", None)]
 
 
 @pytest.mark.parametrize(("rate", "ttft"), [(-1, 0), (0, -1)])
