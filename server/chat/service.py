@@ -234,7 +234,9 @@ class Chat:
         response_id = command.response_id or ""
         generation = self._running_for(client, response_id)
         if generation is None:
-            follower = await self._attach(client, response_id, None, command.stream_id)
+            # One that it follows already needs no second subscription: it would hear everything twice.
+            follower = self._following.get(response_id) if client.is_subscribed(response_id) else None
+            follower = follower or await self._attach(client, response_id, None, command.stream_id)
             if follower is not None:
                 follower.cancel()
             return

@@ -219,6 +219,17 @@ async def test_cancelling_from_there(a, b):
     assert generation.is_ended
 
 
+async def test_cancelling_what_is_followed_already(a, b):
+    """Nothing is heard twice: a cancel is no second subscription."""
+    generation = await begun(a)
+    there = MemoryClient()
+    await b.handle(there, type="response.retrieve", response_id=generation.response_id)
+    await b.handle(there, type="response.cancel", response_id=generation.response_id)
+    await there.until("response.incomplete")
+    numbers = [event["sequence_number"] for event in there.of()]
+    assert numbers == sorted(set(numbers))
+
+
 async def test_a_cancel_that_is_lost_is_asked_again(a, b, bus):
     """Until the response has ended."""
     generation = await begun(a)
