@@ -32,8 +32,8 @@ from server.gateway.http import HttpRoutes
 from server.gateway.listener import Listener
 from server.gateway.text_mode import TextConnection
 from server.models.errors import ModelSourceError
-from server.models.library import resolve
 from server.models.pool import Model, ModelFailedError, ModelState, Pool
+from server.models.sources import resolve
 from server.observe import log
 from server.observe.metrics import Metrics
 from server.store.base import StoreError

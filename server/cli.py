@@ -164,8 +164,8 @@ def _model_lines(config: Config) -> tuple[list[tuple[str, str]], list[str]]:
 def _source_words(source: str) -> str:
     """Say where a model comes from; raises StartError where from nowhere."""
     from server.models.errors import ModelSourceError  # noqa: PLC0415 only check needs it
-    from server.models.library import cache_directory, resolve  # noqa: PLC0415 as above
     from server.models.packaged import PACKAGED  # noqa: PLC0415 as above
+    from server.models.sources import cache_directory, resolve  # noqa: PLC0415 as above
 
     if source in PACKAGED:
         cached = cache_directory() / source

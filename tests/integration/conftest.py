@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from server.engine.base import ProgressCallback
 from server.engine.vllm import VllmEngine
-from server.models.library import resolve
+from server.models.sources import resolve
 from tests.support.random_model import make_random_model
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported: nothing here asks a hub

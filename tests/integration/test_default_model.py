@@ -16,8 +16,8 @@ import pytest
 from gguf import GGUFReader, dequantize
 from tokenizers import Tokenizer
 
-from server.models.library import DEFAULT_MODEL, resolve
 from server.models.packaged import PACKAGED, check, download
+from server.models.sources import DEFAULT_MODEL, resolve
 
 MODEL = PACKAGED[DEFAULT_MODEL]
 
@@ -67,7 +67,7 @@ def test_the_tokenizer_keeps_every_character_and_knows_the_control_tokens(model)
 @pytest.mark.timeout(120)
 def test_a_killed_preparation_leaves_no_process_and_the_next_one_starts_over(tmp_path):
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "server.models.library"]
+    command = [sys.executable, "-m", "server.models.sources"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as parent:
         assert parent.stderr is not None
         assert "downloading" in parent.stderr.readline()

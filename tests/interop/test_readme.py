@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from server.models.library import DEFAULT_MODEL
+from server.models.sources import DEFAULT_MODEL
 from tests.support.server import ROOT, ServerProcess
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

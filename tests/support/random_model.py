@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from server.models.library import DEFAULT_MODEL, resolve
+from server.models.sources import DEFAULT_MODEL, resolve
 
 SEED = 20240501
 HIDDEN = 128

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from server.models import library, packaged
+from server.models import packaged, sources
 from server.models.errors import ModelSourceError
-from server.models.library import DEFAULT_MODEL, MANIFEST, resolve
 from server.models.packaged import PACKAGED, PrepareError
+from server.models.sources import DEFAULT_MODEL, MANIFEST, resolve
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def preparations(monkeypatch):
         (made / "config.json").write_text("{}")
         (made / "model.safetensors").write_bytes(b"weights")
 
-    monkeypatch.setattr(library, "_run_preparation", prepare)
+    monkeypatch.setattr(sources, "_run_preparation", prepare)
     return runs
 
 
@@ -129,7 +129,7 @@ def test_a_failed_preparation_leaves_nothing(cache, monkeypatch, said):
     def fail(model, directory, progress):
         raise ModelSourceError("no network")
 
-    monkeypatch.setattr(library, "_run_preparation", fail)
+    monkeypatch.setattr(sources, "_run_preparation", fail)
     with pytest.raises(ModelSourceError, match="no network"):
         resolve(DEFAULT_MODEL, progress=said.append)
     assert [path.name for path in cache.iterdir()] == [f".{DEFAULT_MODEL}.lock"]
@@ -165,7 +165,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, said)
 def test_a_relative_xdg_cache_home_is_ignored(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", "here")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert library.cache_directory() == tmp_path / ".cache" / "tokenwire" / "models"
+    assert sources.cache_directory() == tmp_path / ".cache" / "tokenwire" / "models"
 
 
 def test_another_file_than_the_pinned_one_is_refused(tmp_path):
