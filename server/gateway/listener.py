@@ -111,8 +111,10 @@ class Listener:
         try:
             await asyncio.wait_for(server.wait_closed(), CLOSE_TIMEOUT_S)
         except TimeoutError:
-            logger.warning("connection handlers hang; cancelled", extra={"count": len(server.handler_tasks)})
-            for task in list(server.handler_tasks):
+            hanging = list(server.handler_tasks)
+            if hanging:  # none: only their sockets are slow to go
+                logger.warning("connection handlers hang; cancelled", extra={"count": len(hanging)})
+            for task in hanging:
                 task.cancel()
             await server.wait_closed()
 
