@@ -14,6 +14,7 @@ import orjson
 from protocol.codec import encode, with_stream_id
 from protocol.items import MessageItem
 from server.chat.client import Client
+from server.chat.following import is_terminal
 from server.chat.hub import Channel, Subscription
 from server.chat.reads import wire_conversation
 from server.chat.runtime import Runtime, conversation_topic
@@ -122,7 +123,7 @@ class Feed:
             member.seen.add(conversation.head)  # also where its items are on a later page, or it has none
         responses = [response for turn in turns if (response := await self._response(turn)) is not None]
         # Nothing is awaited from here to `begin`: what is told of a response ends where its subscription begins.
-        member.running = [(channel, len(channel.events)) for _, channel in responses]
+        member.running = [(channel, _covered(channel)) for _, channel in responses]
         return {
             "conversation": wire_conversation(conversation),
             "items": [item.as_wire() for item in items],
@@ -191,11 +192,18 @@ def _answered(item: MessageItem) -> str | None:
     return item.response_id if item.response_id and item.id == item_id_of(item.response_id) else None
 
 
+def _covered(channel: Channel) -> int:
+    """Return how many events a snapshot covers: all but the end, which may come while it is made, and must be told."""
+    events = channel.events
+    return len(events) - (1 if events and is_terminal(events[-1]) else 0)
+
+
 def _so_far(stored: StoredResponse, channel: Channel) -> dict[str, Any]:
+    events = channel.events[: _covered(channel)]
     return {
         "response": orjson.loads(stored.snapshot),
-        "text": "".join(event.delta or "" for event in channel.events),
-        "sequence_number": channel.events[-1].sequence_number if channel.events else -1,
+        "text": "".join(event.delta or "" for event in events),
+        "sequence_number": events[-1].sequence_number if events else -1,
     }
 
 

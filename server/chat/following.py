@@ -31,6 +31,11 @@ def decode_event(number: int, data: bytes) -> Event:
     return Event(number, data, event["delta"] if event["type"] == DELTA_TYPE else None)
 
 
+def is_terminal(event: Event) -> bool:
+    """Return whether this is a response's end."""
+    return event.delta is None and orjson.loads(event.data)["type"] in TERMINAL_TYPES
+
+
 async def read_journal(store: Store, response_id: str) -> list[Event]:
     """Return all of a response's events that Redis holds. Raises StoreUnavailableError."""
     events: list[Event] = []
@@ -123,7 +128,7 @@ class Follower:
     def _take(self, events: list[Event]) -> None:
         self._last = events[-1].sequence_number
         self.channel.publish(events)
-        if events[-1].delta is None and orjson.loads(events[-1].data)["type"] in TERMINAL_TYPES:
+        if is_terminal(events[-1]):
             self._end()
 
     def _end(self) -> None:

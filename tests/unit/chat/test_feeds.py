@@ -74,6 +74,30 @@ async def test_events_during_a_join_come_after_its_answer(a, store, conversation
     assert late.frames[0]["responses"][0]["text"] + late.text() == "early late"
 
 
+@pytest.mark.parametrize("method", ["list_items", "get_response"])
+async def test_an_end_during_a_join_is_told_after_its_answer(a, b, store, conversation, method):
+    """What the snapshot shows as running, ends with an event, on the gateway that answers and on another one."""
+    await a.create(conversation=conversation)
+    a.engine.say("all of it")
+    await a.client.until("response.output_text.delta")
+    here, there = MemoryClient(), MemoryClient()
+    with store.pause(method):
+        joining = [
+            asyncio.create_task(subscribe(gateway, late, conversation)) for gateway, late in ((a, here), (b, there))
+        ]
+        await store.held(method, 2)
+        a.engine.end()
+        await a.client.until("response.completed")
+    await asyncio.gather(*joining)
+    for late in (here, there):
+        await late.until("response.completed")
+        snapshot = late.frames[0]
+        assert snapshot["type"] == "conversation.subscribed"
+        for running in snapshot["responses"]:
+            assert running["text"] == "all of it"
+            assert running["sequence_number"] < late.of()[-1]["sequence_number"]
+
+
 async def test_who_was_there_before_a_join_hears_of_the_turn_too(a, bus, conversation):
     """A turn that a joiner finds in its snapshot, before its news has come, is still news to the others."""
     first, second = MemoryClient(), MemoryClient()
