@@ -107,7 +107,7 @@ class Bus:
             return
         try:
             await getattr(self._pubsub, what)(self._prefix + channel)
-        except (RedisError, OSError) as error:
+        except (RedisError, OSError, RuntimeError) as error:  # the last is uvloop's, of a transport just closed
             logger.debug("bus: %s failed: %s", what, error)
 
     async def _listen(self) -> None:
