@@ -1,4 +1,4 @@
-"""The use cases: one method per command."""
+"""The use cases: one method per command, which makes it longer than our other files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client may send, field by field, and what is said when it may not."""
+"""What a client may send, field by field, and what is said when it may not. Long: there are many fields."""
 
 from __future__ import annotations
 

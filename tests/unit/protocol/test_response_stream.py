@@ -1,4 +1,4 @@
-"""One response as a state machine: the table, the events, the numbers."""
+"""One response as a state machine: the table, the events, the numbers. Long: one machine is one file."""
 
 from __future__ import annotations
 
