@@ -15,6 +15,7 @@ ERROR_CODES: Final[dict[str, tuple[int, str]]] = {
     "context_length_exceeded": (400, "invalid_request_error"),
     "steering_not_supported": (400, "invalid_request_error"),
     "unauthorized": (401, "authentication_error"),
+    "permission_denied": (403, "permission_error"),
     "rate_limit_exceeded": (429, "rate_limit_error"),
     "websocket_connection_limit_reached": (429, "rate_limit_error"),
     "server_error": (500, "server_error"),

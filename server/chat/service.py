@@ -42,6 +42,7 @@ from server.chat.following import ENDED, Follower, Following, read_journal
 from server.chat.generation import Generation, Interrupt, Resumed
 from server.chat.hub import Channel
 from server.chat.reads import Reads, terminal_event, wire_conversation
+from server.chat.rights import check_conversation, check_turn
 from server.chat.runtime import Runtime
 from server.chat.turn import Turn, make_turn, message_items, restored_turn
 from server.models.pool import Pool
@@ -117,6 +118,7 @@ class Chat:
     async def _create(self, client: Client, command: ResponseCreate) -> Generation | None:
         if self.is_draining:
             raise ProtocolError("server_is_overloaded", "the server is stopping; connect again", retry_after_ms=2000)
+        check_turn(client.user, command)
         earlier = client.local.commands.get(command.id or "")
         if earlier is not None:
             await self._attach(client, earlier, -1, command.stream_id)
@@ -318,6 +320,7 @@ class Chat:
 
     async def new_conversation(self, user: User, command: ConversationCreate) -> Conversation:
         """Make a conversation with the command's metadata and first items. Raises ProtocolError."""
+        check_conversation(user, command)
         now = int(time.time())
         conversation = Conversation(
             id=f"conv_{uuid.uuid4().hex}",

@@ -316,8 +316,8 @@ class MemoryBus:
 class MemoryClient:
     """A connection that keeps what it is sent. frames: decoded, in order."""
 
-    def __init__(self, user: str = "ann") -> None:
-        self.user = User(user)
+    def __init__(self, user: str = "ann", *rights: str) -> None:
+        self.user = User(user, frozenset(rights))
         self.local = LocalResponses(16)
         self.frames: list[dict[str, Any]] = []
         self.subscriptions: list[Subscription] = []

@@ -25,7 +25,7 @@ def test_every_code_has_status_and_type(code):
 @pytest.mark.parametrize(("status", "type"), sorted(set(ERROR_CODES.values())))
 def test_types_follow_the_status(status, type):
     """The type is one of OpenAI's, and fits the status."""
-    expected = {401: "authentication_error", 429: "rate_limit_error"}
+    expected = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
     assert type == (expected.get(status) or ("server_error" if status >= 500 else "invalid_request_error"))
 
 

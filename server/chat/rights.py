@@ -1,0 +1,26 @@
+"""What of a command needs a right of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from protocol.commands import ConversationCreate, ResponseCreate
+from protocol.items import Message
+from server.access.auth import Right, User
+
+
+def check_turn(user: User, command: ResponseCreate) -> None:
+    """Refuse words that stand above the user's where the sign-in may not say them. Raises ProtocolError."""
+    if command.instructions is not None:
+        user.require(Right.INSTRUCTIONS, param="instructions")
+    _check_roles(user, command.messages, "input")
+
+
+def check_conversation(user: User, command: ConversationCreate) -> None:
+    """As `check_turn`, of the items that a conversation begins with."""
+    _check_roles(user, command.messages, "items")
+
+
+def _check_roles(user: User, messages: Iterable[Message], param: str) -> None:
+    if any(message.role == "system" for message in messages):
+        user.require(Right.INSTRUCTIONS, param=param)
