@@ -120,6 +120,7 @@ class StoreConfig(Section):
     max_tick_ms: Annotated[float, Field(ge=1, le=10_000)] = 200.0  # under load ticks stretch up to this
     unavailable_timeout_s: Seconds = 10.0  # answers wait this long for Redis before they fail
     operation_timeout_s: Annotated[float, Field(gt=0)] = 5.0  # one Redis command
+    redo_s: Seconds = 10.0  # acknowledged writes this young are kept, and written again to a Redis that has lost them
     max_connections: Annotated[int, Field(ge=2)] = 16
 
 

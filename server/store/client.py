@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Coroutine
+from functools import cache, partial
 from importlib import resources
 from typing import Any, Final
+from uuid import uuid4
 
 from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoScriptError, RedisError
 
 from server.config import StoreConfig
@@ -24,15 +26,32 @@ from server.store.base import (
 )
 from server.store.connection import connection_options
 from server.store.errors import masked, translated
+from server.store.redo import Redo
 
 Argument = bytes | str | int | float
+
+NO_DEADLINE: Final = 0
+WRITES: Final = frozenset(
+    {
+        "begin",
+        "claim",
+        "create_conversation",
+        "delete_conversation",
+        "finish",
+        "start",
+        "update_conversation",
+    }
+)
 
 
 @cache
 def script_source(name: str) -> str:
-    """Return a script with common.lua before it."""
+    """Return a script with common.lua before it, and write.lua around one that writes."""
     scripts = resources.files("server.store") / "scripts"
-    return f"{(scripts / 'common.lua').read_text('utf-8')}\n{(scripts / f'{name}.lua').read_text('utf-8')}"
+    common, own = ((scripts / f"{part}.lua").read_text("utf-8") for part in ("common", name))
+    if name not in WRITES:
+        return f"{common}\n{own}"
+    return f"{common}\nlocal function main()\n{own}\nend\n{(scripts / 'write.lua').read_text('utf-8')}"
 
 
 @cache
@@ -55,8 +74,9 @@ class RedisClient:
         for script in (resources.files("server.store") / "scripts").iterdir():
             script_source(script.name.removesuffix(".lua"))  # now: a running server outlives an upgrade of its files
         self.shown_url: Final = masked(url)
-        self.options: Final = connection_options(url, config)
         self._config = config
+        self.redo: Final = Redo(self.key("written", uuid4().hex), config.redo_s)
+        self.options: Final = connection_options(url, config) | {"redis_connect_func": self.redo.greet}
         # The pool sets no limit to the wait for a connection: the operation's deadline does.
         self._pool = BlockingConnectionPool(max_connections=config.max_connections, timeout=None, **self.options)
         self._redis: Any = Redis(connection_pool=self._pool)  # redis-py leaves execute_command untyped
@@ -81,20 +101,44 @@ class RedisClient:
 
     async def command(self, *arguments: Argument) -> Any:
         """Run one command."""
-        return await self._shielded(arguments, None)
+        return await self._shielded(self._perform(arguments, None))
 
     async def run(self, script: str, *arguments: Argument) -> list[Any]:
         """Run a script of `scripts/` and return what it answers after `ok`; raise what it refuses."""
         packed = (0, self._config.key_prefix, self._config.retention_s, *arguments)
-        answer: list[Any]
-        status, *answer = await self._shielded(("EVALSHA", script_digest(script), *packed), script)
-        if status != b"ok":
-            raise _REFUSALS[status](*(value.decode() for value in answer))
+        if script in WRITES:
+            answer = await self._shielded(self._write(script, packed))
+        else:
+            answer = await self._shielded(self._perform(("EVALSHA", script_digest(script), *packed), script))
+        return _accepted(answer)
+
+    async def _write(self, script: str, packed: tuple[Argument, ...]) -> list[Any]:
+        """Run a script that writes, and remember it."""
+        deadline = self.redo.deadline(self._config.operation_timeout_s)
+        arguments = ("EVALSHA", script_digest(script), *packed, deadline, self.redo.counter)
+        answer: list[Any] = await self._perform(arguments, script)
+        if answer[0] == b"late":
+            self.redo.set_clock(answer[1])
+            raise StoreUnavailableError(f"Redis at {self.shown_url} took the command after its time")
+        if answer[0] == b"ok":
+            *answer, position, time_us = answer
+            self.redo.set_clock(time_us)
+            size = sum(len(argument) for argument in packed if isinstance(argument, bytes | str))
+            self.redo.remember(position, size, partial(self._write_again, script, packed))
         return answer
 
-    async def _shielded(self, arguments: tuple[Argument, ...], script: str | None) -> Any:
-        self.require_open()
-        task = asyncio.create_task(self._perform(arguments, script), name="store operation")
+    async def _write_again(self, script: str, packed: tuple[Argument, ...], connection: AbstractConnection) -> int:
+        """Run a script once more whose effect Redis has lost; return its new position in the count.
+
+        What it refuses now was changed by others meanwhile.
+        """
+        source = script_source(script)
+        await connection.send_command("EVAL", source, *packed, NO_DEADLINE, self.redo.counter)
+        answer = await connection.read_response()
+        return int(answer[-2]) if answer[0] == b"ok" else 0
+
+    async def _shielded(self, operation: Coroutine[Any, Any, Any]) -> Any:
+        task = asyncio.create_task(operation, name="store operation")
         self._tasks.add(task)
         task.add_done_callback(self._forget)
         try:
@@ -110,6 +154,7 @@ class RedisClient:
             task.exception()  # its caller may be gone: the error counts as seen
 
     async def _perform(self, arguments: tuple[Argument, ...], script: str | None) -> Any:
+        self.require_open()
         try:
             async with asyncio.timeout(self._config.operation_timeout_s):
                 try:
@@ -134,6 +179,14 @@ class RedisClient:
         return StoreUnavailableError(
             f"Redis at {self.shown_url} did not answer within {self._config.operation_timeout_s:g} s"
         )
+
+
+def _accepted(answer: list[Any]) -> list[Any]:
+    """Return what a script answers after `ok`; raise what it refuses."""
+    status, *values = answer
+    if status != b"ok":
+        raise _REFUSALS[status](*(value.decode() for value in values))
+    return values
 
 
 def _not_found(kind: str, missing: str) -> StoreError:

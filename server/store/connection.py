@@ -19,6 +19,7 @@ from redis.backoff import ConstantBackoff, NoBackoff
 
 from server.config import StoreConfig
 from server.store.errors import masked
+from server.store.redo import drop
 
 # redis-py alone repeats every command 10 times. Once is enough to get past a connection that a restart has cut, and
 # whoever wants to wait for Redis does so above. Our writes may be repeated: each is idempotent.
@@ -123,8 +124,7 @@ class BulkConnection(AbstractConnection):
 
     def drop(self) -> None:
         """Close at once, without waiting; the next exchange connects anew."""
-        self._parser.on_disconnect()  # type: ignore[no-untyped-call]  # so in redis-py
-        self._close()  # type: ignore[no-untyped-call]  # so in redis-py
+        drop(self)
 
 
 class _BulkTcp(BulkConnection, Connection):

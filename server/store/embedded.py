@@ -151,7 +151,7 @@ def valkey_arguments(folder: Path, socket: Path) -> tuple[str, ...]:
         "--unixsocketperm", "700",
         "--dir", str(folder),
         "--appendonly", "yes",
-        "--appendfsync", "everysec",  # a crash of the machine loses a second; one of ours loses nothing
+        "--appendfsync", "everysec",  # a crash may lose a second or two; whoever wrote it writes it again (redo.py)
         "--aof-load-truncated", "yes",  # the machine stopped in the middle of a write
         "--save", "",  # the append-only file has it all
         "--maxmemory-policy", "noeviction",

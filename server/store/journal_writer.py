@@ -18,18 +18,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
+import hiredis
 from redis import exceptions
+from redis.asyncio.connection import AbstractConnection
 
 from server.config import StoreConfig
-from server.store.base import JournalEntry
+from server.store.base import JournalEntry, StoreError
 from server.store.client import RedisClient
 from server.store.connection import BulkConnection
 from server.store.errors import refusal, translated
+from server.store.redo import COUNTER_TTL_S
 
 STREAMS_REMEMBERED: Final = 8192  # running responses of one gateway, about 200 bytes each
+COUNT_REPLIES: Final = 2  # of `packed_count`
 
 
 @lru_cache(maxsize=STREAMS_REMEMBERED)
@@ -54,6 +58,12 @@ def packed_event(key: str, epoch: int, sequence_number: int, data: bytes) -> byt
     )
 
 
+def packed_count(key: str) -> bytes:
+    """Return what ends each batch: it counts our writes up in `key` (redo.py). Two replies, the count first."""
+    pack: Any = hiredis.pack_command  # annotated for tuples of one
+    return bytes(pack(("INCR", key)) + pack(("EXPIRE", key, COUNTER_TTL_S)))
+
+
 class JournalStore:
     """The journal part of `Store`; see there.
 
@@ -66,6 +76,7 @@ class JournalStore:
     _config: StoreConfig
     _lock: asyncio.Lock
     _connection: BulkConnection
+    _count: bytes  # `packed_count`
 
     async def append(self, entries: Sequence[JournalEntry]) -> frozenset[str]:
         """Write events in one round trip; return the ids of responses that were refused (taken over, or deleted).
@@ -75,15 +86,19 @@ class JournalStore:
         if not entries:
             return frozenset()
         prefix = self._client.key("events", "")
-        packed = b"".join([packed_event(prefix + e.response_id, e.epoch, e.sequence_number, e.data) for e in entries])
+        events = [packed_event(prefix + e.response_id, e.epoch, e.sequence_number, e.data) for e in entries]
+        packed = b"".join([*events, self._count])
         async with self._lock:
             self._client.require_open()
-            replies = await self._exchange(packed, len(entries))
+            *replies, position, _ = await self._exchange(packed, len(entries) + COUNT_REPLIES)
         doubtful = {
             entry.response_id: entry.epoch
             for entry, reply in zip(entries, replies, strict=True)
             if type(reply) is not bytes and self._is_doubtful(reply)
         }
+        if type(position) is not int:
+            raise self._refused(position)
+        self._client.redo.remember(position, len(packed), partial(_append_again, packed, len(entries)))
         return await self._stale(doubtful) if doubtful else frozenset()
 
     async def read_events(self, response_id: str, *, after: int, count: int) -> list[tuple[int, bytes]]:
@@ -107,17 +122,42 @@ class JournalStore:
 
     def _is_doubtful(self, reply: object) -> bool:
         """Return True for a missing stream and an id that is not greater; raise every other refusal."""
-        if reply is None or (isinstance(reply, exceptions.RedisError) and "equal or smaller" in str(reply)):
+        if reply is None or _is_repeated(reply):
             return True
+        raise self._refused(reply)
+
+    def _refused(self, reply: object) -> StoreError:
         error = (
             reply if isinstance(reply, exceptions.RedisError) else exceptions.RedisError(f"unexpected reply {reply!r}")
         )
         if refusal(error) in {"READONLY", "MASTERDOWN"}:
             self._connection.drop()  # a failover: look for the new master
-        raise translated(error, self._client.shown_url) from error
+        return translated(error, self._client.shown_url)
 
     async def _stale(self, doubtful: dict[str, int]) -> frozenset[str]:
         """Tell repeated entries from refused ones: ask who holds those responses now."""
         pairs = [part for pair in doubtful.items() for part in pair]
         (stale,) = await self._client.run("stale", *pairs)
         return frozenset(response.decode() for response in stale)
+
+
+def _is_repeated(reply: object) -> bool:
+    """Return True where Redis has an entry of this id, or a newer one."""
+    return isinstance(reply, exceptions.RedisError) and "equal or smaller" in str(reply)
+
+
+async def _append_again(packed: bytes, count: int, connection: AbstractConnection) -> int:
+    """Write a batch once more that Redis has lost, and return its new position in the count."""
+    await connection.send_packed_command(packed)
+    replies = [await _reply(connection) for _ in range(count + COUNT_REPLIES)]
+    for reply in replies:
+        if isinstance(reply, exceptions.RedisError) and not _is_repeated(reply):
+            raise reply
+    return int(replies[-COUNT_REPLIES])
+
+
+async def _reply(connection: AbstractConnection) -> Any:
+    try:
+        return await connection.read_response()
+    except exceptions.ResponseError as error:
+        return error

@@ -11,7 +11,7 @@ from server.store.base import StoreError, StoreUnavailableError
 from server.store.client import RedisClient
 from server.store.connection import bulk_connection
 from server.store.conversations import ConversationStore
-from server.store.journal_writer import JournalStore
+from server.store.journal_writer import JournalStore, packed_count
 from server.store.turns import TurnStore
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ class RedisStore(ConversationStore, TurnStore, JournalStore):
         self._limits = limits
         self._lock = asyncio.Lock()
         self._connection = bulk_connection(self._client.options)
+        self._count = packed_count(self._client.redo.counter)
 
     async def connect(self) -> None:
         """Check that the server answers, takes writes and is new enough; warn when it may evict.

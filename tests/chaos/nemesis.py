@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tests.chaos.world import World
+from tests.support.valkey_log import forget_since
 
 PAUSE_S: Final = (0.3, 2.0)  # between the end of one fault and the next
 BEYOND_HEARTBEAT_S: Final = 7.0  # a gateway silent for this long has been taken over
@@ -38,6 +39,7 @@ _KINDS: Final[dict[str, tuple[int, float, float]]] = {
     "delay": (2, 1, 3),
     "kill_valkey": (2, 0, 3),
     "pause_valkey": (2, 0.3, 7),
+    "forget_valkey": (2, 0, 2),
 }
 _ENGINE_KINDS: Final = {"kill_engine": (3, 0.0, 0.5), "pause_engine": (1, 1.0, 5.0)}
 
@@ -131,6 +133,15 @@ class Nemesis:
         self._world.valkey.send(signal.SIGSTOP)
         await asyncio.sleep(fault.lasts_s)
         self._world.valkey.send(signal.SIGCONT)
+
+    async def forget_valkey(self, fault: Fault) -> None:
+        """It loses up to a second of what it has acknowledged, as a crash with a slow disk or a failover would."""
+        end = self._world.valkey.log_end()
+        await asyncio.sleep(fault.share)
+        self._world.valkey.kill()
+        forget_since(end)
+        await asyncio.sleep(fault.lasts_s)
+        self._world.valkey.start()
 
     # Engines
 

@@ -16,6 +16,7 @@ from tests.chaos.clients import Client, Reader, Talker
 from tests.chaos.storm import dump_of, storm
 from tests.chaos.world import World
 from tests.support.server import POLL_S
+from tests.support.valkey_log import forget_since
 
 # A minute in the long run: CHAOS_CUT_SECONDS=60.
 CUT_SECONDS = float(os.environ.get("CHAOS_CUT_SECONDS", "15"))
@@ -202,17 +203,25 @@ async def test_a_store_that_stands_still_for_too_long():
         await scene.judge(conversation)
 
 
-async def test_a_store_that_is_killed_and_started_again():
-    """Nothing acknowledged is lost, the answer goes on, and the turn that waits behind it has its time."""
+@pytest.mark.parametrize("forgets", [False, True])
+async def test_a_store_that_is_killed_and_started_again(forgets: bool):
+    """Nothing acknowledged is lost, the answer goes on, and the turn that waits behind it has its time.
+
+    Also when the store itself has lost what it had acknowledged: a waiting turn, and text that clients have seen.
+    """
     async with World() as world:
         scene = Scene(world)
         conversation = await scene.conversation()
         talkers = [scene.client(first=0), scene.client(first=1)]
         first = scene.begin(talkers[0], scene.words(60), conversation)
         await scene.seen(talkers[0], 10)
+        end = world.valkey.log_end()
+        await scene.seen(talkers[0], 15)
         second = scene.begin(talkers[1], scene.words(10), conversation)
         await scene.until(lambda: any(frame.event["type"] == "response.queued" for frame in scene.history.frames))
         world.valkey.kill()
+        if forgets:
+            forget_since(end)
         await asyncio.sleep(1)
         world.valkey.start()
         for talker, answer in zip(talkers, (first, second), strict=True):

@@ -20,6 +20,7 @@ from typing import Any, Final, Self
 from server.store.embedded import _candidates, valkey_arguments
 from tests.chaos.proxy import Proxy
 from tests.support.server import POLL_S, ROOT, ServerProcess, children, is_alive
+from tests.support.valkey_log import LogEnd, log_end
 
 START_S: Final = 240  # for a process to get ready: two vLLMs load at once, on a busy machine
 
@@ -79,7 +80,7 @@ class Gateway(ServerProcess):
 
 
 class Valkey:
-    """The one store. Its folder outlives its processes, so what it has acknowledged does, too."""
+    """The one store. Its folder outlives its processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -89,9 +90,13 @@ class Valkey:
 
     def start(self) -> None:
         """Start it and return when it answers and has loaded its data."""
-        # `everysec` may keep a second of acknowledged writes in memory while the disk is slow. How Redis keeps what it
-        # has acknowledged is not what is tested here, so it keeps all of it.
-        command = [next(_candidates()), *valkey_arguments(self.folder, self.socket), "--appendfsync", "always"]
+        # No new log in the middle: `forget` must find what was written since.
+        command = [
+            next(_candidates()),
+            *valkey_arguments(self.folder, self.socket),
+            "--auto-aof-rewrite-percentage",
+            "0",
+        ]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(tied(command), stdout=log, stderr=log)
         deadline = time.monotonic() + START_S
@@ -118,6 +123,10 @@ class Valkey:
             self.process.kill()
             self.process.wait()
             self.process = None
+
+    def log_end(self) -> LogEnd:
+        """Return where its log ends now: what `forget_since` goes back to."""
+        return log_end(self.folder)
 
 
 def settings(toml: dict[str, dict[str, Any]]) -> str:

@@ -62,7 +62,7 @@ local function touch(conversation, owner)
   local time = redis.call('TIME')
   local used = key('conversations', owner)
   redis.call('HSET', key('conversation', conversation), 'updated_at', time[1])
-  redis.call('ZADD', used, string.format('%d%03d', time[1], math.floor(time[2] / 1000)), conversation)
+  redis.call('ZADD', used, string.format('%d%06d', time[1], time[2]), conversation)
   redis.call('EXPIRE', used, lifetime)
 end
 

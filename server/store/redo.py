@@ -1,0 +1,124 @@
+"""The writes of the last seconds, kept to be written again to a Redis that has lost them.
+
+A Redis that syncs its log once a second may lose what it had acknowledged when it is killed, and so may a failover to
+a replica that lags. What is lost is always the newest part of what was written. So every write of this process counts
+one key up, in the same script or the same batch; a new connection reads the key first, and whatever is newer than it
+is written again, in its order, before anything else is asked. All our writes may be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from redis.asyncio.connection import AbstractConnection
+
+logger = logging.getLogger(__name__)
+
+MAX_BYTES: Final = 64 * 1024 * 1024  # kept at most; the oldest go first
+COUNTER_TTL_S: Final = 3600  # the key of a process that has ended goes after that
+
+# Writes once more, on this connection, and returns the new position.
+Again = Callable[[AbstractConnection], Awaitable[int]]
+
+
+@dataclass(slots=True)
+class _Write:
+    """position: the counter's value after it. at: loop time of its acknowledgement. size: bytes."""
+
+    position: int
+    at: float
+    size: int
+    again: Again
+
+
+def drop(connection: AbstractConnection) -> None:
+    """Close a connection at once, without waiting; its next use connects anew."""
+    connection._parser.on_disconnect()  # type: ignore[no-untyped-call]  # noqa: SLF001 `disconnect` waits
+    connection._close()  # type: ignore[no-untyped-call]  # noqa: SLF001 as above
+
+
+class Redo:
+    """Keep the acknowledged writes of one store for `keep_s`; write again what a new connection finds missing.
+
+    counter: the key that counts them; no other process writes it.
+    """
+
+    def __init__(self, counter: str, keep_s: float) -> None:
+        self.counter = counter
+        self._keep_s = keep_s
+        self._writes: deque[_Write] = deque()
+        self._size = 0
+        self._newest = 0  # position
+        self._clock_ahead_us: int | None = None  # Redis's clock less our loop's
+        self._turn = asyncio.Lock()
+
+    def remember(self, position: int, size: int, again: Again) -> None:
+        """Redis has acknowledged a write of about `size` bytes."""
+        self._writes.append(_Write(position, _now(), size, again))
+        self._size += size
+        self._newest = max(self._newest, position)
+        self.prune()
+        while self._size > MAX_BYTES:
+            self._forget_oldest()
+
+    def prune(self) -> None:
+        """Redis has just answered: what is older than `keep_s` is safe by now."""
+        oldest = _now() - self._keep_s
+        while self._writes and self._writes[0].at < oldest:
+            self._forget_oldest()
+
+    def set_clock(self, time_us: int) -> None:
+        """Note what Redis's clock says now, in Unix microseconds."""
+        self._clock_ahead_us = time_us - int(_now() * 1e6)
+
+    def deadline(self, timeout_s: float) -> int:
+        """Return the time on Redis's clock after which it must not do what we ask now; 0 where that is not known.
+
+        A Redis that hung does everything that was sent to it when it wakes: also what was given up and told so.
+        """
+        return 0 if self._clock_ahead_us is None else self._clock_ahead_us + int((_now() + timeout_s) * 1e6)
+
+    async def greet(self, connection: AbstractConnection) -> None:
+        """Make a new connection ready: sign in, read Redis's clock, and write again what it has lost.
+
+        Whatever interrupts it closes the connection, so that no reply is left for the next command to take.
+        """
+        try:
+            await connection.on_connect()
+            seconds, microseconds = await _ask(connection, "TIME")
+            self.set_clock(int(seconds) * 1_000_000 + int(microseconds))
+            async with self._turn:
+                stored = int(await _ask(connection, "GET", self.counter) or 0)
+                if stored < self._newest:
+                    await self._write_again(connection, stored)
+        except BaseException:
+            drop(connection)
+            raise
+
+    async def _write_again(self, connection: AbstractConnection, stored: int) -> None:
+        lost = sorted((write for write in self._writes if write.position > stored), key=lambda write: write.position)
+        for write in lost:
+            write.position = await write.again(connection)
+            write.at = _now()
+            stored = max(stored, write.position)
+        self._newest = stored
+        self._writes = deque(sorted(self._writes, key=lambda write: write.at))
+        if lost:
+            logger.warning("Redis had lost the last %d writes it had acknowledged; they are written again", len(lost))
+
+    def _forget_oldest(self) -> None:
+        self._size -= self._writes.popleft().size
+
+
+async def _ask(connection: AbstractConnection, *arguments: str) -> Any:
+    await connection.send_command(*arguments)
+    return await connection.read_response()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

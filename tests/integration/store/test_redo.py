@@ -1,0 +1,139 @@
+"""A Redis that loses the newest part of what it had acknowledged gets it again, in its order, before all else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+
+import pytest
+
+from server.store.base import JournalEntry, NotFoundError, StoreUnavailableError
+from tests.support.valkey_log import LogEnd, forget_since, log_end
+
+
+@pytest.fixture
+async def begun(own_server, open_store, scene):
+    """A store on a server that will forget; conversation c, r1 running with its first event."""
+    store = await open_store(own_server.url, operation_timeout_s=1)
+    await store.create_conversation(scene.conversation(), [], None)
+    await store.begin(scene.turn("r1"))
+    await store.start("r1", 1)
+    await store.append([JournalEntry("r1", 1, 0, b"zero")])
+    return store
+
+
+def forget(own_server, end: LogEnd) -> None:
+    """Kill it, and start it without what came after `end`."""
+    own_server.stop(signal.SIGKILL)
+    forget_since(end)
+    own_server.start()
+
+
+async def numbers(store, response: str) -> list[int]:
+    return [number for number, _ in await store.read_events(response, after=-1, count=99)]
+
+
+async def test_a_journal_has_no_hole(own_server, begun):
+    """Events that were acknowledged and lost come back before the next ones."""
+    end = log_end(own_server.folder)
+    for number in range(1, 5):
+        await begun.append([JournalEntry("r1", 1, number, b"%d" % number)])
+    forget(own_server, end)
+    assert await begun.append([JournalEntry("r1", 1, 5, b"5")]) == frozenset()
+    assert await numbers(begun, "r1") == [0, 1, 2, 3, 4, 5]
+
+
+async def test_a_whole_turn_comes_back(own_server, begun, scene):
+    """A conversation, a turn, its start, its events and its end: the first question finds all of it."""
+    end = log_end(own_server.folder)
+    await begun.create_conversation(scene.conversation("d"), [], None)
+    await begun.begin(scene.turn("r2", conversation="d"))
+    await begun.start("r2", 1)
+    await begun.append([JournalEntry("r2", 1, 0, b"zero")])
+    await begun.finish(scene.end("r2", events=[(1, b"end")]))
+    await begun.update_conversation("ann", "d", {"title": "new"})
+    forget(own_server, end)
+    assert (await begun.get_response("ann", "r2")).status == "completed"
+    conversation = await begun.get_conversation("ann", "d")
+    assert (conversation.head, conversation.metadata) == ("r2", {"title": "new"})
+    assert await numbers(begun, "r2") == [0, 1]
+
+
+async def test_questions_asked_at_once_all_wait_for_it(own_server, begun, scene):
+    """Many connections open at the same time, and none sees what is missing."""
+    end = log_end(own_server.folder)
+    await begun.finish(scene.end("r1"))
+    forget(own_server, end)
+    found = await asyncio.gather(*(begun.get_response("ann", "r1") for _ in range(30)))
+    assert {response.status for response in found} == {"completed"}
+
+
+async def test_a_server_may_forget_again_what_it_was_told_again(own_server, begun):
+    """Twice lost, twice written."""
+    end = log_end(own_server.folder)
+    await begun.append([JournalEntry("r1", 1, 1, b"one")])
+    for _ in range(2):
+        forget(own_server, end)
+        assert await numbers(begun, "r1") == [0, 1]
+
+
+async def test_each_gateway_brings_its_own(own_server, begun, open_store, scene):
+    """Two gateways, each with writes of its own: all come back, whoever asks first."""
+    other = await open_store(own_server.url)
+    await other.begin(scene.turn("r2", conversation=None, gateway="g2"))
+    await other.start("r2", 1)
+    end = log_end(own_server.folder)
+    await begun.append([JournalEntry("r1", 1, 1, b"one")])
+    await other.append([JournalEntry("r2", 1, 0, b"zero")])
+    forget(own_server, end)
+    assert await numbers(begun, "r1") == [0, 1]
+    await other.append([JournalEntry("r2", 1, 1, b"one")])
+    assert await numbers(begun, "r2") == [0, 1]
+
+
+async def test_what_was_not_lost_is_not_written_again(own_server, begun, open_store, caplog):
+    """A plain restart: a title that another gateway has changed since stays as it is."""
+    await begun.update_conversation("ann", "c", {"title": "ours"})
+    other = await open_store(own_server.url)
+    await other.update_conversation("ann", "c", {"title": "theirs"})
+    with caplog.at_level(logging.WARNING):
+        own_server.stop(signal.SIGKILL)
+        own_server.start()
+        assert (await begun.get_conversation("ann", "c")).metadata == {"title": "theirs"}
+    assert "had lost" not in caplog.text
+
+
+async def test_what_others_have_deleted_stays_deleted(own_server, begun, open_store):
+    """Our lost events find no response any more, and bring none back."""
+    end = log_end(own_server.folder)
+    await begun.append([JournalEntry("r1", 1, 1, b"one")])
+    forget(own_server, end)
+    other = await open_store(own_server.url)
+    await other.delete_conversation("ann", "c")
+    assert await begun.append([JournalEntry("r1", 1, 2, b"two")]) == {"r1"}
+    with pytest.raises(NotFoundError):
+        await begun.get_conversation("ann", "c")
+    assert own_server.call("KEYS", "tw:events:*") == []
+
+
+async def test_a_server_that_wakes_up_does_not_do_what_was_given_up(own_server, begun, scene):
+    """Hung, it has the command already; its writer has said that it failed, so it must not be done."""
+    own_server.send(signal.SIGSTOP)
+    writes = [
+        asyncio.create_task(write)
+        for write in (
+            begun.begin(scene.turn("r2")),
+            begun.finish(scene.end("r1")),
+            begun.update_conversation("ann", "c", {"title": "late"}),
+        )
+    ]
+    for write in writes:
+        with pytest.raises(StoreUnavailableError):
+            await write
+    own_server.send(signal.SIGCONT)
+    await begun.ping()
+    assert (await begun.get_response("ann", "r1")).status == "in_progress"
+    assert (await begun.get_conversation("ann", "c")).metadata == {}
+    with pytest.raises(NotFoundError):
+        await begun.get_response("ann", "r2")
