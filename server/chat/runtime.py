@@ -60,6 +60,7 @@ class Runtime:
         # What becomes of the listeners of a response that another gateway has taken from us; the chat sets it.
         self.go_on_elsewhere: Callable[[Channel, str], None] = lambda channel, _owner: channel.close()
         self._background: set[asyncio.Task[None]] = set()
+        self._late_ends: set[asyncio.Task[None]] = set()
 
     async def patiently(self, work: Callable[[], Awaitable[T]], *, timeout_s: float) -> T:
         """Return what `work` returns; repeat it while Redis is away, until the time is up.
@@ -93,7 +94,17 @@ class Runtime:
 
     def when_store_is_back(self, work: Callable[[], Awaitable[None]], response_id: str) -> None:
         """Do what Redis could not take in time, as soon as it is back; `work` may be repeated."""
-        self.spawn(self._repeat(work, response_id), f"finish {response_id}")
+        task = self.spawn(self._repeat(work, response_id), f"finish {response_id}")
+        self._late_ends.add(task)
+        task.add_done_callback(self._late_ends.discard)
+
+    async def late_ends_written(self, timeout_s: float) -> None:
+        """Return when Redis has the ends that it could not take in time, or when the time is up.
+
+        Clients were told of these ends: an answer whose end Redis does not have would be continued elsewhere.
+        """
+        if self._late_ends:
+            await asyncio.wait(tuple(self._late_ends), timeout=timeout_s)
 
     async def _repeat(self, work: Callable[[], Awaitable[None]], response_id: str) -> None:
         delay = RETRY_FIRST_S

@@ -224,8 +224,11 @@ class Chat:
     async def drain(self, timeout_s: float) -> None:
         """Take no new turns; return when running answers have ended, or leave them as they are when time is up."""
         self.is_draining = True
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
+        await self._runtime.late_ends_written(max(0.0, deadline - loop.time()))
         for generation in tuple(self._running.values()):
             generation.interrupt(Interrupt.ABANDONED)
         if self._tasks:

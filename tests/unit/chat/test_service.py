@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 from collections.abc import Iterator
@@ -47,6 +48,22 @@ async def test_a_store_that_refuses_to_write(a, store, monkeypatch, method):
     await a.create()
     a.engine.end()
     await a.client.until("response.completed")
+
+
+async def test_a_stopping_gateway_writes_the_end_that_it_told_first(a, store):
+    """The client has heard `failed`: an answer left without that end would be continued by another gateway."""
+    generation = await a.create()
+    a.engine.say("Hello")
+    await a.client.until("response.output_text.delta")
+    store.is_away = True
+    a.engine.say(" world")
+    await a.client.until("response.failed")
+    stopping = asyncio.create_task(a.chat.drain(10))
+    await settle()
+    assert not stopping.done()
+    store.is_away = False
+    await stopping
+    assert store.responses[generation.response_id].status == "failed"
 
 
 async def test_going_on_never_asks_for_more_than_the_window(a, b, store):
