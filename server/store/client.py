@@ -77,7 +77,9 @@ class RedisClient:
         self._config = config
         self.redo: Final = Redo(self.key("written", uuid4().hex), config.redo_s)
         self.options: Final = connection_options(url, config) | {"redis_connect_func": self.redo.greet}
-        # The pool sets no limit to the wait for a connection: the operation's deadline does.
+        # The pool has a connection for everyone who has a place.
+        self._places = asyncio.Semaphore(config.max_connections)
+        self._answered_at = float("-inf")  # loop time
         self._pool = BlockingConnectionPool(max_connections=config.max_connections, timeout=None, **self.options)
         self._redis: Any = Redis(connection_pool=self._pool)  # redis-py leaves execute_command untyped
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -155,19 +157,47 @@ class RedisClient:
 
     async def _perform(self, arguments: tuple[Argument, ...], script: str | None) -> Any:
         self.require_open()
+        await self._wait_for_place()
         try:
             async with asyncio.timeout(self._config.operation_timeout_s):
-                try:
-                    return await self._redis.execute_command(*arguments)
-                except NoScriptError:
-                    if script is None:
-                        raise
-                    # Redis was restarted, or sees this script for the first time: EVAL loads it.
-                    return await self._redis.execute_command("EVAL", script_source(script), *arguments[2:])
+                answer = await self._execute(arguments, script)
         except TimeoutError:
             raise self.timed_out() from None
         except (RedisError, OSError) as error:
             raise translated(error, self.shown_url) from error
+        else:
+            self._answered_at = asyncio.get_running_loop().time()
+            return answer
+        finally:
+            self._places.release()
+
+    async def _execute(self, arguments: tuple[Argument, ...], script: str | None) -> Any:
+        try:
+            return await self._redis.execute_command(*arguments)
+        except NoScriptError:
+            if script is None:
+                raise
+            # Redis was restarted, or sees this script for the first time: EVAL loads it.
+            return await self._redis.execute_command("EVAL", script_source(script), *arguments[2:])
+
+    async def _wait_for_place(self) -> None:
+        """Wait for one of the connections: as long as Redis answers others, it is not silent, we ask much.
+
+        Raises StoreUnavailableError when it has answered nobody for `operation_timeout_s`.
+        """
+        if not self._places.locked():
+            await self._places.acquire()
+            return
+        loop, timeout_s = asyncio.get_running_loop(), self._config.operation_timeout_s
+        place = loop.create_task(self._places.acquire())
+        try:
+            while not (await asyncio.wait([place], timeout=timeout_s))[0]:
+                if loop.time() - self._answered_at >= timeout_s:
+                    raise self.timed_out()
+        except BaseException:
+            if not place.cancel():
+                self._places.release()
+            raise
 
     def require_open(self) -> None:
         """Raise StoreUnavailableError after `close`."""

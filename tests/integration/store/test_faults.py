@@ -249,3 +249,26 @@ async def test_a_listener_of_another_kind_is_an_error():
         with pytest.raises(StoreUnavailableError):
             await store.connect()
         await store.close()
+
+
+async def test_much_to_ask_is_not_a_silent_server(own_server, open_store, scene):
+    """Answered slowly, one after the other: the last one waits far longer than an operation's time, and has its answer."""
+    store = await open_store(own_server.url, operation_timeout_s=1, max_connections=2)
+    await store.create_conversation(scene.conversation(), [], None)
+    stop = asyncio.Event()
+
+    async def slow_down() -> None:
+        while not stop.is_set():
+            own_server.send(signal.SIGSTOP)
+            await asyncio.sleep(0.05)
+            own_server.send(signal.SIGCONT)
+            await asyncio.sleep(0.001)
+
+    slowly = asyncio.create_task(slow_down())
+    started = asyncio.get_running_loop().time()
+    found = await asyncio.gather(*(store.get_conversation("ann", "c") for _ in range(120)))
+    took_s = asyncio.get_running_loop().time() - started
+    stop.set()
+    await slowly
+    assert len(found) == 120
+    assert took_s > 1, "it was too quick to show anything"
