@@ -252,7 +252,7 @@ async def test_a_listener_of_another_kind_is_an_error():
 
 
 async def test_much_to_ask_is_not_a_silent_server(own_server, open_store, scene):
-    """Answered slowly, one after the other: the last one waits far longer than an operation's time, and has its answer."""
+    """Answered slowly, one after the other: the last waits far longer than an operation may take, and is answered."""
     store = await open_store(own_server.url, operation_timeout_s=1, max_connections=2)
     await store.create_conversation(scene.conversation(), [], None)
     stop = asyncio.Event()
