@@ -4,6 +4,7 @@
 #   make test                                        every test; make test-unit: the quick ones
 #   make lint types                                  ruff; mypy --strict
 #   make chaos [SEED=] [MINUTES=]                    kill, stop and cut things for so long; says whether every promise held
+#   make interop [ARGS="--only codex"]               clients of others, each in its own environment; prints a table
 #   make bench                                       measure this machine
 #   make clean                                       remove what was made here (not the model cache)
 
@@ -18,7 +19,7 @@ PY := .venv/bin/python
 CHECKED := protocol server tests examples
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test test-unit lint types chaos bench clean
+.PHONY: help setup setup-dev serve test test-unit lint types chaos interop bench clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -49,6 +50,9 @@ types: setup-dev
 
 chaos: setup-dev
 	@$(PY) -m tests.chaos $(if $(SEED),--seed "$(SEED)") --minutes "$(MINUTES)" $(ARGS)
+
+interop: setup-dev
+	@$(PY) -m tests.interop $(ARGS)
 
 bench: setup-dev
 	@$(PY) -m tests.benchmarks.run $(ARGS)

@@ -214,7 +214,10 @@ class Chat:
             else:
                 client.local.discard(command.previous_response_id or "")
 
-        generation.channel.on_closed = ended
+        if generation.channel.is_closed:
+            ended()  # with `generate: false` there is nothing to wait for
+        else:
+            generation.channel.on_closed = ended
 
     def _turn(self, client: Client, command: ResponseCreate) -> Turn:
         """Give the turn its ids, its model, and what only this connection knows of its past."""

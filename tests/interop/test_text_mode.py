@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import pty
-import select
-import shutil
-import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,9 +11,10 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.sync.client import connect as connect_sync
 
-from tests.support.server import ROOT, ServerProcess
+from tests.e2e.programs import program
+from tests.interop.terminal import Terminal, on_a_terminal
+from tests.support.server import ServerProcess
 
-WSCAT = ROOT / ".tools" / "node_modules" / ".bin" / "wscat"
 PATIENCE_S = 20
 LONG = " ".join(f"w{number}" for number in range(40))
 
@@ -72,66 +67,19 @@ def test_a_client_that_leaves_is_noticed_before_the_first_token(tmp_path: Path):
     assert server.faults() == [], server.tail()
 
 
-# wscat
-
-
-class Terminal:
-    """A program on a pseudo-terminal, as a person has it."""
-
-    def __init__(self, master: int) -> None:
-        self._master = master
-        self.shown = ""
-
-    def type(self, line: str) -> None:
-        os.write(self._master, line.encode() + b"\r")
-
-    def wait_for(self, text: str) -> str:
-        """Return what was shown since the last wait, when it has `text` in it."""
-        deadline = time.monotonic() + PATIENCE_S
-        start = len(self.shown)
-        while text not in self.shown[start:]:
-            ready, _, _ = select.select([self._master], [], [], deadline - time.monotonic())
-            assert ready, f"no {text!r} in {self.shown!r}"
-            self.shown += os.read(self._master, 65536).decode(errors="replace")
-        return self.shown[start:]
-
-
 @contextmanager
 def wscat(*arguments: str) -> Iterator[Terminal]:
-    """Run wscat until the end of the block."""
-    if not WSCAT.exists() or shutil.which("node") is None:
-        pytest.fail("wscat is not installed: run `make setup-dev`")
-    master, slave = pty.openpty()
-    process = subprocess.Popen(
-        [str(WSCAT), *arguments], stdin=slave, stdout=slave, stderr=slave, env={**os.environ, "TERM": "dumb"}
-    )
-    os.close(slave)
-    try:
-        yield Terminal(master)
-    finally:
-        process.kill()
-        process.wait()
-        os.close(master)
+    """Run the real wscat until the end of the block."""
+    with on_a_terminal(program("wscat"), *arguments) as terminal:
+        terminal.wait_for("Connected")
+        yield terminal
 
 
 @pytest.mark.parametrize("options", [(), ("-s", "responses")], ids=["plain", "subprotocol"])
 def test_wscat_on_chat(server: ServerProcess, options: tuple[str, ...]):
     """A person types, reads the answer, and types again."""
     with wscat("-c", f"{server.ws_url}/chat", *options) as terminal:
-        terminal.wait_for("Connected")
         terminal.type("What is the capital of France?")
         terminal.wait_for("France?")
         terminal.type("thanks")
         terminal.wait_for("thanks")
-
-
-def test_wscat_on_responses(server: ServerProcess):
-    """Bare text and an object without a type, typed by hand."""
-    with wscat("-c", f"{server.ws_url}/v1/responses") as terminal:
-        terminal.wait_for("Connected")
-        terminal.type("bare words")
-        assert '"text":"bare words"' in terminal.wait_for("response.completed")
-        terminal.type('{"input":"an object"}')
-        assert '"text":"an object"' in terminal.wait_for("response.completed")
-        terminal.type("{")
-        terminal.wait_for("invalid_json")

@@ -156,15 +156,16 @@ async def test_a_chain_by_previous_response_id(server: ServerProcess):
         assert (await other.ask("x", previous_response_id=previous)).input_tokens == branch.input_tokens
 
 
-async def test_generate_false_makes_an_id_to_go_on_from(server: ServerProcess):
-    """Created and completed with no output; the input is history for the next turn."""
+@pytest.mark.parametrize("store", [True, False])
+async def test_generate_false_makes_an_id_to_go_on_from(server: ServerProcess, store: bool):
+    """Created and completed without output; the input is history for the next turn. Codex warms up so, unstored."""
     async with client(server) as c:
-        warm = await c.ask("some words here", generate=False)
+        warm = await c.ask("some words here", generate=False, store=store)
         assert warm.types == ["response.created", "response.completed"]
         assert warm.response["output"] == []
-        answer = await c.ask("next", previous_response_id=warm.id)
-        empty = await c.ask([], generate=False)
-        after = await c.ask("next", previous_response_id=empty.id)
+        answer = await c.ask("next", previous_response_id=warm.id, store=store)
+        empty = await c.ask([], generate=False, store=store)
+        after = await c.ask("next", previous_response_id=empty.id, store=store)
     assert answer.input_tokens == 4
     assert after.input_tokens == 1
 

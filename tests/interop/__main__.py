@@ -1,0 +1,65 @@
+"""`make interop`: every client of others, in an environment of its own, against a real server; prints a table.
+
+    python -m tests.interop [--only TEXT]
+
+Exits with 1 where a case failed and with 2 where a client could not be installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.interop.clients import ALL, CASES, Client
+from tests.interop.environments import InstallError
+from tests.interop.world import World
+
+EXIT_FAILED = 1
+EXIT_NOT_INSTALLED = 2
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.interop", description="Clients of others, case by case.")
+    parser.add_argument("--only", default="", metavar="TEXT", help="clients with this in their names")
+    only = parser.parse_args().only.lower()
+    clients = [client for client in ALL if only in client.name.lower()]
+    try:
+        for client in clients:
+            print(f"installing {client.name} …", file=sys.stderr, flush=True)
+            client.environment.install()
+    except InstallError as error:
+        print(error, file=sys.stderr)
+        return EXIT_NOT_INSTALLED
+    outcomes = {}
+    with tempfile.TemporaryDirectory() as folder, World(Path(folder)) as world:
+        for client in clients:
+            print(f"running {client.name} …", file=sys.stderr, flush=True)
+            outcomes[client] = world.run(client)
+        faults = world.server.faults()
+    for client, found in outcomes.items():
+        for case, fault in found.items():
+            if fault:
+                print(f"\n{client.name}, {case}:\n{fault}")
+    print(table(outcomes))
+    if faults:
+        print("\nThe server's log has faults:", *faults, sep="\n")
+    return EXIT_FAILED if faults or any(fault for found in outcomes.values() for fault in found.values()) else 0
+
+
+def table(outcomes: Mapping[Client, Mapping[str, str]]) -> str:
+    """Return client by case, with versions."""
+    rows: list[tuple[str, ...]] = [("client", *CASES, "versions")]
+    for client, found in outcomes.items():
+        marks = [("FAILED" if found[case] else "ok") if case in found else "-" for case in CASES]
+        rows.append((client.name, *marks, client.versions()))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

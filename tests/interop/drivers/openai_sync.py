@@ -1,0 +1,114 @@
+"""The official `openai` package for Python, synchronous."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from openai import OpenAI
+
+from tests.interop.drivers.case import LONG, MODEL, cut, run
+
+TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
+
+
+@contextmanager
+def connected(url: str, **options: Any) -> Iterator[Any]:
+    with OpenAI(api_key="k", base_url=f"{url}/v1") as client, client.responses.connect(**options) as connection:
+        yield connection
+
+
+def answer(connection: Any) -> tuple[str, Any]:
+    """Read one answer; return its text as it came and the terminal event's response."""
+    text = ""
+    for event in connection:
+        assert event.type != "error", event
+        if event.type == "response.output_text.delta":
+            text += event.delta
+        if event.type in TERMINAL:
+            assert event.response.output_text == text
+            return text, event.response
+    raise AssertionError("the connection ended before the answer did")
+
+
+def happy(url: str) -> None:
+    with connected(url) as connection:
+        connection.response.create(model=MODEL, input="hello from the SDK")
+        text, response = answer(connection)
+        assert text == "hello from the SDK"
+        assert response.status == "completed"
+        assert response.usage.output_tokens == 4
+
+
+def turns(url: str) -> None:
+    """The model sees the first turn; the prefix cache is hit."""
+    with connected(url) as connection:
+        connection.response.create(model=MODEL, input="my name is Ada")
+        _, first = answer(connection)
+        connection.response.create(model=MODEL, input="who am I", previous_response_id=first.id)
+        text, second = answer(connection)
+        assert text == "who am I"
+        assert second.previous_response_id == first.id
+        assert second.usage.input_tokens == 4 + 4 + 3
+        assert second.usage.input_tokens_details.cached_tokens > 0
+
+
+def cancel(url: str) -> None:
+    with connected(url) as connection:
+        connection.response.create(model=MODEL, input=LONG)
+        seen = ""
+        for event in connection:
+            if event.type == "response.output_text.delta":
+                if not seen:
+                    connection.send_raw(json.dumps({"type": "response.cancel"}))
+                seen += event.delta
+            if event.type in TERMINAL:
+                break
+        assert event.type == "response.incomplete"
+        assert event.response.model_dump()["incomplete_details"] == {"reason": "cancelled"}
+        assert event.response.output_text == seen
+        assert 0 < len(seen) < len(LONG)
+        connection.response.create(model=MODEL, input="next")
+        assert answer(connection)[0] == "next"
+
+
+def error(url: str) -> None:
+    """The SDK parses our error event; the next turn works."""
+    with connected(url) as connection:
+        connection.response.create(model="no-such", input="x")
+        event = next(iter(connection))
+        assert event.type == "error"
+        assert event.error.code == "model_not_found"
+        connection.response.create(model=MODEL, input="fine")
+        assert answer(connection)[0] == "fine"
+
+
+def reconnect(url: str) -> None:
+    """The SDK reconnects by itself; what it sends then is ours to say: the rest of the answer, please."""
+    seen: list[Any] = []
+
+    def on_reconnecting(_: Any) -> None:
+        last = max(event.sequence_number for event in seen)
+        retrieve = {"type": "response.retrieve", "response_id": seen[0].response.id, "starting_after": last}
+        connection.send_raw(json.dumps(retrieve))
+
+    with connected(url, on_reconnecting=on_reconnecting, initial_delay=0.05, max_delay=0.5) as connection:
+        connection.response.create(model=MODEL, input=LONG)
+        was_cut = False
+        for event in connection:
+            seen.append(event)
+            if event.type == "response.output_text.delta" and not was_cut:
+                was_cut = True
+                cut()
+            if event.type in TERMINAL:
+                break
+        assert event.type == "response.completed"
+        assert "".join(event.delta for event in seen if event.type == "response.output_text.delta") == LONG
+        numbers = [event.sequence_number for event in seen]
+        assert numbers == sorted(set(numbers)), numbers
+
+
+if __name__ == "__main__":
+    run({"happy": happy, "turns": turns, "cancel": cancel, "error": error, "reconnect": reconnect})

@@ -1,0 +1,105 @@
+"""What clients are run against: a real server, and a proxy before it whose connections can be cut."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from tests.chaos.proxy import Proxy
+from tests.interop.clients import Client
+from tests.support.server import ROOT, ServerProcess
+
+RATE = 60  # tokens a second: slow enough to act while an answer streams
+PROGRAM_S = 150
+
+
+class World:
+    """One server for all clients.
+
+    url: the server, as http://…, by way of the proxy.
+    """
+
+    def __init__(self, data_dir: Path) -> None:
+        self.server = ServerProcess(data_dir, "--model", "echo", "--echo-rate", str(RATE))
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._proxy.port}"
+
+    @property
+    def ws_url(self) -> str:
+        return self.url.replace("http", "ws", 1)
+
+    def cut(self) -> None:
+        """Reset every connection that clients have."""
+        self._loop.call_soon_threadsafe(lambda: self._proxy.cut(reset=True))
+
+    def __enter__(self) -> Self:
+        self.server.start()
+        self._thread.start()
+        self._proxy = Proxy(self.server.port)
+        asyncio.run_coroutine_threadsafe(self._proxy.start(), self._loop).result()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._proxy.close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self.server.__exit__()
+
+    def run(self, client: Client) -> dict[str, str]:
+        """Run a client's cases; return what went wrong, by case, "" where nothing did."""
+        process = subprocess.Popen(
+            client.command(self.url, client.cases),
+            cwd=ROOT,
+            env={**os.environ, **client.variables(), "NODE_NO_WARNINGS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        timer = threading.Timer(PROGRAM_S, process.kill)
+        timer.start()
+        try:
+            return self._follow(process, client.cases)
+        finally:
+            timer.cancel()
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(BrokenPipeError):  # it may have ended without reading the last line
+                        pipe.close()
+
+    def _follow(self, process: subprocess.Popen[str], cases: Sequence[str]) -> dict[str, str]:
+        """Do what the driver asks for, and gather what it tells."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        outcomes: dict[str, str] = {}
+        said: list[str] = []
+        for line in process.stdout:
+            match line.split():
+                case ["@cut"]:
+                    self.cut()
+                    with contextlib.suppress(BrokenPipeError):  # k6 reads nothing
+                        process.stdin.write("\n")
+                        process.stdin.flush()
+                case ["@pass", name]:
+                    outcomes[name] = ""
+                    said = []
+                case ["@fail", name]:
+                    outcomes[name] = "".join(said) or "it says nothing"
+                    said = []
+                case _:
+                    said.append(line)
+        status = process.wait()
+        return {name: outcomes.get(name, f"it ended with status {status}:\n{''.join(said)}") for name in cases}
