@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Final
 
@@ -19,6 +19,7 @@ import uvloop
 from websockets.asyncio.server import ServerConnection
 
 from server.access.auth import User
+from server.access.sign_in import SignIn
 from server.chat.runtime import Runtime
 from server.chat.service import Chat
 from server.chat.takeover import Takeover
@@ -56,6 +57,30 @@ def run(config: Config) -> int:
         return runner.run(App(config).run())
 
 
+def use_store(config: Config, work: Callable[[RedisStore], Awaitable[int]]) -> int:
+    """Do some work in the store that a server with these settings uses or would use; return its exit code.
+
+    A private Valkey that no server runs is started for it. Raises StartError.
+    """
+    return asyncio.run(_use_store(config, work))
+
+
+async def _use_store(config: Config, work: Callable[[RedisStore], Awaitable[int]]) -> int:
+    valkey = EmbeddedValkey(config.data_dir)
+    try:
+        url = config.redis_url or await valkey.running_url() or await valkey.start()
+        store = RedisStore(url, config.store, config.limits)
+        try:
+            await store.connect()
+            return await work(store)
+        finally:
+            await store.close()
+    except (StoreError, ValueError) as error:
+        raise StartError(str(error)) from None
+    finally:
+        await valkey.stop()
+
+
 class StoppedError(Exception):
     """The server was told to stop before it was up."""
 
@@ -71,6 +96,7 @@ class App:
         self._connections: set[Connection] = set()
         self._chat: Chat | None = None
         self._takeover: Takeover | None = None
+        self._sign_in = SignIn(config)  # with a store once there is one
         self._pool = Pool({}, "", config.engine_stall_timeout_s)
 
     async def run(self) -> int:
@@ -99,7 +125,9 @@ class App:
         bus = Bus(store.url, config.store)
         bus.start()
         stack.push_async_callback(bus.close)
-        runtime = Runtime(config, store, journal, bus, metrics, gateway_id=f"gw_{uuid.uuid4().hex}", relay=relay)
+        sign_in = self._sign_in = _make_sign_in(config, store)
+        gateway_id = f"gw_{uuid.uuid4().hex}"
+        runtime = Runtime(config, store, journal, bus, metrics, gateway_id, relay, sign_in)
         stack.push_async_callback(runtime.close)
         self._chat = chat = Chat(runtime, pool)
         await bus.subscribe(f"gateway:{runtime.gateway_id}", chat.control)
@@ -111,6 +139,7 @@ class App:
             HttpRoutes(chat.reads, self, metrics),
             {"/v1/responses": self._talk, "/chat": self._chat_in_text},
             metrics,
+            sign_in,
         )
         url = await listener.start()
         stack.push_async_callback(listener.wait_closed)
@@ -118,6 +147,7 @@ class App:
         # 5. The engines.
         stack.push_async_callback(self._close_pool, pool)
         pool.start()
+        self._keep(runtime, sign_in.run(), "sign-in")
         self._keep(runtime, journal.wait(), "journal")
         self._keep(runtime, relay.wait(), "relay")
         beat = self._keep(runtime, takeover.run(), "takeover")
@@ -280,13 +310,16 @@ class App:
         connection = Connection(websocket, user, self._chat, self._config, self._metrics)
         self._connections.add(connection)
         try:
-            await connection.run()
+            with self._sign_in.watched(connection):
+                await connection.run()
         finally:
             self._connections.discard(connection)
 
     async def _chat_in_text(self, websocket: ServerConnection, user: User) -> None:
         assert self._chat is not None
-        await TextConnection(websocket, user, self._chat, self._config).run()
+        connection = TextConnection(websocket, user, self._chat, self._config)
+        with self._sign_in.watched(connection):
+            await connection.run()
 
     # Ends
 
@@ -314,6 +347,13 @@ class App:
         task = runtime.spawn(work, name)  # type: ignore[arg-type]
         task.add_done_callback(lambda task: None if task.cancelled() else self._give_up(f"{name} ended"))
         return task
+
+
+def _make_sign_in(config: Config, store: RedisStore) -> SignIn:
+    try:
+        return SignIn(config, store)
+    except (OSError, ValueError) as error:
+        raise StartError(f"auth.jwt.public_key_file cannot be used: {error}") from None
 
 
 def _vllm_settings(config: Config, model: ModelConfig) -> VllmSettings:

@@ -1,4 +1,4 @@
-"""The command line: `tokenwire serve` and `tokenwire check`."""
+"""The command line: `tokenwire serve` and `tokenwire check`; `tokenwire keys` is cli_keys.py's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from server.cli_keys import add_keys_commands
 from server.config import DAY_S, FILE_VARIABLE, Config, is_loopback
 from server.errors import ConfigError, StartError
 
@@ -31,6 +32,7 @@ _FLAGS: Final = (
     ("--log-format", "log_format", "console|json", "console, or json: one object a line"),
     ("--drain-timeout", "drain_timeout_s", "SECONDS", "how long running answers may finish after SIGTERM"),
     ("--engine-stall-timeout", "engine_stall_timeout_s", "SECONDS", "an engine silent this long counts as dead"),
+    ("--auth", "auth.methods", "METHODS", "how clients sign in: keys, jwt, or keys,jwt (default: they need not)"),
     ("--allowed-origins", "allowed_origins", "ORIGINS", "pages on other hosts that may connect, with commas between"),
 )
 
@@ -39,11 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code. argv: arguments without the program's name; None: sys.argv's."""
     options = vars(_parser().parse_args(argv))
     command = options.pop("command")
+    own = {name: options.pop(name) for name in options.pop("own", ())}
     try:
         from server.config_loading import load_config  # noqa: PLC0415 takes a while, and --help does without
 
         config = load_config(_flags(options), os.environ, _config_file(options, os.environ))
-        return int(command(config))
+        return int(command(config, **own))
     except ConfigError as error:
         print(*(f"tokenwire: {fault}" for fault in error.faults), sep="\n", file=sys.stderr)
     except StartError as error:
@@ -88,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text, epilog=epilog, allow_abbrev=False)
         sub.set_defaults(command=command)
         _add_flags(sub)
+    add_keys_commands(commands, _add_flags)
     return parser
 
 
@@ -139,10 +143,17 @@ def _models(values: Sequence[str]) -> dict[str, dict[str, str]]:
     return models
 
 
+_SIGN_IN: Final[dict[tuple[str, ...], str]] = {
+    (): "none: whoever reaches the port is the same user",
+    ("keys",): "API keys",
+    ("jwt",): "tokens of an identity provider",
+}
+
+
 def _address_lines(config: Config) -> list[tuple[str, str]]:
     host = f"[{config.host}]" if ":" in config.host else config.host
     where = f"http://{host}:{config.port}" if config.port else f"http://{host}, on a port that is free"
-    sign_in = "none: whoever reaches the port is the same user"
+    sign_in = _SIGN_IN.get(config.auth.methods, "API keys, or tokens of an identity provider")
     return [("address", where), ("sign-in", sign_in), ("engine", config.engine)]
 
 
@@ -201,7 +212,7 @@ def _limit_lines(config: Config) -> list[tuple[str, str]]:
 
 def _warnings(config: Config) -> list[str]:
     found = []
-    if not is_loopback(config.host):
+    if not is_loopback(config.host) and not config.auth.methods:
         found.append(f"anyone who reaches {config.host} can use the models and read every conversation")
     if config.redis_url and config.redis_url.startswith("redis://") and "@" not in config.redis_url:
         found.append("Redis is used without a password: make sure that nobody else reaches it")

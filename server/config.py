@@ -7,13 +7,15 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
 FILE_VARIABLE: Final = "TOKENWIRE_CONFIG"  # the file's path: read by the command line, not a setting itself
 
 MIB = 1024 * 1024
 DAY_S = 86_400
+MIN_SECRET_CHARS: Final = 32  # as many bytes as HS256 wants (RFC 7518 section 3.2); longer ones serve HS384, HS512
 
 DEFAULT_MODEL: Final = "smollm2-135m-instruct"  # served when no model is named; small enough for any machine
 ECHO_MODEL: Final = "echo"  # the echo engine's, when no model is named
@@ -90,6 +92,7 @@ class ModelConfig(EngineLimits):
 
     source: Annotated[str, Field(min_length=1), AfterValidator(_expand_home)]
     system_prompt: str | None = None  # instructions used where the client gives none
+    requires: str = ""  # the right that a user needs to see and use it; empty: none
 
 
 class EchoConfig(Section):
@@ -106,6 +109,29 @@ class VllmConfig(EngineLimits):
 
     cpu_kvcache_gib: Annotated[int, Field(ge=1)] = 1  # memory for attention keys and values on the CPU
     start_timeout_s: Annotated[float, Field(gt=0)] = 1800.0  # loading one model
+
+
+class JwtConfig(Section):
+    """Tokens of an identity provider. One of secret, public_key_file and jwks_url says what verifies them."""
+
+    secret: SecretStr = SecretStr("")  # HS256, HS384, HS512
+    public_key_file: Annotated[str, AfterValidator(_expand_home)] = ""  # PEM: RS, PS, ES and EdDSA
+    jwks_url: str = ""  # the same, with keys that rotate
+    issuer: str = ""  # empty: any
+    audience: str = ""  # empty: any
+    user_claim: Annotated[str, Field(min_length=1)] = "sub"
+    tenant_claim: Annotated[str, Field(min_length=1)] = "tenant"
+    rights_claim: Annotated[str, Field(min_length=1)] = "rights"
+    leeway_s: Annotated[float, Field(ge=0, le=300)] = 10.0  # clocks may differ by this
+    jwks_ttl_s: Annotated[float, Field(ge=10)] = 300.0
+
+
+class AuthConfig(Section):
+    """Who may connect. Without methods everybody is the same user."""
+
+    methods: Annotated[tuple[Literal["keys", "jwt"], ...], BeforeValidator(_split_list)] = ()
+    recheck_s: Annotated[float, Field(gt=0, le=30)] = 10.0  # a revoked key's open sockets are closed within this
+    jwt: JwtConfig = JwtConfig()
 
 
 class StoreConfig(Section):
@@ -143,6 +169,7 @@ class LimitsConfig(Section):
     ping_interval_s: Annotated[float, Field(gt=0)] = 20.0
     ping_timeout_s: Annotated[float, Field(gt=0)] = 20.0
     open_timeout_s: Annotated[float, Field(gt=0)] = 10.0  # handshake
+    sign_in_timeout_s: Annotated[float, Field(gt=0)] = 10.0  # the first frame, of who has not signed in before
 
 
 Origin = Annotated[str, AfterValidator(_check_origin)]
@@ -171,6 +198,7 @@ class Config(Section):
     echo: EchoConfig = EchoConfig()
     vllm: VllmConfig = VllmConfig()
     engine_stall_timeout_s: Annotated[float, Field(gt=0)] = 120.0  # no token this long, while requests run: dead
+    auth: AuthConfig = AuthConfig()
     store: StoreConfig = StoreConfig()
     limits: LimitsConfig = LimitsConfig()
 
@@ -186,19 +214,35 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        faults = [*self._reach_faults(), *self._model_faults()]
+        faults = [*self._reach_faults(), *self._auth_faults(), *self._model_faults()]
         if faults:
             raise CrossFaultsError(faults)
         return self
 
     def _reach_faults(self) -> list[tuple[str, str]]:
-        if is_loopback(self.host) or self.allow_unauthenticated:
+        if is_loopback(self.host) or self.allow_unauthenticated or self.auth.methods:
             return []
         text = (
             f"{self.host!r} can be reached from other machines and nobody has to sign in; use 127.0.0.1, or set "
-            "allow_unauthenticated = true (--allow-unauthenticated) where something else guards the port"
+            "auth.methods (--auth keys), or allow_unauthenticated = true (--allow-unauthenticated) where something "
+            "else guards the port"
         )
         return [("host", text)]
+
+    def _auth_faults(self) -> list[tuple[str, str]]:
+        jwt = self.auth.jwt
+        given = [name for name in ("secret", "public_key_file", "jwks_url") if getattr(jwt, name)]
+        if "jwt" not in self.auth.methods:
+            text = "has no effect: auth.methods does not have 'jwt'"
+            return [(f"auth.jwt.{name}", text) for name in given]
+        if len(given) != 1:
+            return [("auth.methods", "'jwt' needs one of auth.jwt.secret, auth.jwt.public_key_file, auth.jwt.jwks_url")]
+        if 0 < len(jwt.secret) < MIN_SECRET_CHARS:
+            return [("auth.jwt.secret", f"has {len(jwt.secret)} characters; at least {MIN_SECRET_CHARS} are needed")]
+        url = urlsplit(jwt.jwks_url)
+        if jwt.jwks_url and not (url.scheme == "https" or (url.scheme == "http" and is_loopback(url.hostname or ""))):
+            return [("auth.jwt.jwks_url", "must start with https:// (http:// only on this machine)")]
+        return []
 
     def _model_faults(self) -> list[tuple[str, str]]:
         faults = [

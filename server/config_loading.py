@@ -37,10 +37,11 @@ FLAGS: Final = {
     "echo.rate": "--echo-rate",
     "echo.ttft_ms": "--echo-ttft",
     "drain_timeout_s": "--drain-timeout",
+    "auth.methods": "--auth",
     "engine_stall_timeout_s": "--engine-stall-timeout",
 }
 # Values that an error text must not repeat: a Redis URL may hold a password.
-SECRET_KEYS: Final = frozenset({"redis_url"})
+SECRET_KEYS: Final = frozenset({"redis_url", "auth.jwt.secret"})
 
 Named = tuple[str, PydanticBaseSettingsSource]  # a flag, a variable or a file's path, and what it sets
 
@@ -197,7 +198,7 @@ def _explain(detail: Any, origins: Mapping[str, str]) -> Iterator[str]:
         yield f"{_where(key, origins)}: is missing and has no default; set it"
     else:
         message = str(detail["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
-        given = "" if key.split(".")[0] in SECRET_KEYS else f", not {excerpt(repr(detail['input']), 60)}"
+        given = "" if key in SECRET_KEYS else f", not {excerpt(repr(detail['input']), 60)}"
         yield f"{_where(key, origins)}: {message}{given}"
 
 

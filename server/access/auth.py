@@ -1,4 +1,4 @@
-"""Who a client is. For now everyone is the local user; keys and JWT come through the same two functions."""
+"""Who a client is: an account, its rights, and where its credential stands in a request."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+from urllib.parse import quote
 
 from protocol.errors import ProtocolError
-from server.config import Config, is_loopback
 
 PROTOCOL_SUBPROTOCOL: Final = "responses"
 # Browsers cannot set headers on a WebSocket; OpenAI's JS SDK sends the key as a subprotocol instead.
 CREDENTIAL_SUBPROTOCOL_PREFIX: Final = "openai-insecure-api-key."
+PLAIN_IN_ACCOUNTS: Final = "@:|+=,"  # besides letters, digits and _.-~; identity providers use these in names
 
 
 class Right(StrEnum):
-    """Rights that commands ask for. Models may ask for others of any name."""
+    """Rights that commands and routes ask for. Models may ask for others of any name."""
 
     ADMIN = "admin"  # admin commands; who has it has every other right
     INSTRUCTIONS = "instructions"  # `instructions`, and items of the role `system`
+    METRICS = "metrics"  # GET /metrics, where people have to sign in
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +30,17 @@ class User:
 
     id: owner of conversations and responses; stable, and safe in Redis keys and logs.
     rights: members of `Right`, and names that the operator made up for models.
+    key: the API key's id, where it signed in with one. expires_at: Unix time; None for a sign-in without an end.
     """
 
     id: str
     rights: frozenset[str] = frozenset()
+    key: str | None = None
+    expires_at: float | None = None
+
+    @property
+    def tenant(self) -> str:
+        return tenant_of(self.id)
 
     def can(self, right: str) -> bool:
         """Whether it has a right. Other people's things are not among them, whatever the right."""
@@ -46,17 +55,35 @@ class User:
 
 # Without sign-in everybody is the same user: on loopback the machine's own, elsewhere anyone who reaches the port.
 LOCAL_USER: Final = User("local", frozenset({Right.ADMIN}))
-ANYBODY: Final = User("local", frozenset({Right.INSTRUCTIONS}))
+ANYBODY: Final = User("local", frozenset({Right.INSTRUCTIONS, Right.METRICS}))
 
 
-def authenticate_handshake(headers: Mapping[str, str], config: Config) -> User | None:  # noqa: ARG001 see below
-    """Return who sends these request headers, or None where nobody signed in yet.
+def account_id(name: str, tenant: str = "") -> str:
+    """Return the owner's id of a user of a tenant. No two pairs of names have the same one."""
+    user = quote(name, safe=PLAIN_IN_ACCOUNTS)
+    return f"{quote(tenant, safe=PLAIN_IN_ACCOUNTS)}/{user}" if tenant else user
 
-    The headers are for the sign-in modes that read `Authorization: Bearer …` or the credential subprotocol
-    and raise ProtocolError `unauthorized` for a bad one; None then leaves it to the first frame
-    (`session.update`). Without sign-in (`config` refuses that beyond loopback) everyone is the local user.
+
+def tenant_of(account: str) -> str:
+    """Return the tenant in an owner's id, as it stands there; empty where there is none."""
+    return account.partition("/")[0] if "/" in account else ""
+
+
+def credential_of(headers: Mapping[str, str]) -> str | None:
+    """Return the key or token that a request brings, or None.
+
+    Never from the URL: URLs end up in logs and histories. `Basic` and other schemes are a proxy's, not ours.
+
+    headers: by lower-case name.
     """
-    return LOCAL_USER if is_loopback(config.host) else ANYBODY
+    scheme, _, value = headers.get("authorization", "").strip().partition(" ")
+    if scheme.lower() == "bearer" and value.strip():
+        return value.strip()
+    for name in headers.get("sec-websocket-protocol", "").split(","):
+        credential = name.strip().removeprefix(CREDENTIAL_SUBPROTOCOL_PREFIX)
+        if credential and credential != name.strip():
+            return credential
+    return None
 
 
 def select_subprotocol(offered: Sequence[str]) -> str | None:
@@ -68,3 +95,8 @@ def select_subprotocol(offered: Sequence[str]) -> str | None:
     if PROTOCOL_SUBPROTOCOL in offered:
         return PROTOCOL_SUBPROTOCOL
     return next((name for name in offered if not name.startswith(CREDENTIAL_SUBPROTOCOL_PREFIX)), None)
+
+
+def unauthorized(what: str) -> ProtocolError:
+    """Return the error of a sign-in that is missing or wrong. what: the reason, never the credential."""
+    return ProtocolError("unauthorized", what)

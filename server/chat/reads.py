@@ -11,6 +11,8 @@ from protocol.codec import encode
 from protocol.errors import ProtocolError
 from server.access.auth import User
 from server.chat.errors import translate
+from server.chat.rights import may_use
+from server.config import Config
 from server.models.pool import Model, Pool
 from server.store.base import Conversation, Store, StoredResponse
 
@@ -20,12 +22,14 @@ T = TypeVar("T")
 class Reads:
     """What a user may see. Every method raises ProtocolError; another user's ids look missing."""
 
-    def __init__(self, store: Store, pool: Pool) -> None:
+    def __init__(self, store: Store, pool: Pool, config: Config) -> None:
+        self._config = config
         self._store = store
         self._pool = pool
 
-    async def models(self, user: User) -> dict[str, Any]:  # noqa: ARG002 every user sees every model so far
-        return {"object": "list", "data": [_wire_model(model) for model in self._pool.models.values()]}
+    async def models(self, user: User) -> dict[str, Any]:
+        models = [model for model in self._pool.models.values() if may_use(user, model.name, self._config)]
+        return {"object": "list", "data": [_wire_model(model) for model in models]}
 
     async def response(self, user: User, id: str) -> bytes:
         """Return the response object as the store has it, as JSON."""

@@ -42,8 +42,9 @@ from server.chat.following import ENDED, Follower, Following, read_journal
 from server.chat.generation import Generation, Interrupt, Resumed
 from server.chat.hub import Channel
 from server.chat.reads import Reads, terminal_event, wire_conversation
-from server.chat.rights import check_conversation, check_turn
+from server.chat.rights import check_conversation, check_model, check_turn
 from server.chat.runtime import Runtime
+from server.chat.session import wire_session
 from server.chat.turn import Turn, make_turn, message_items, restored_turn
 from server.models.pool import Pool
 from server.store.base import Conversation, StoredResponse, StoreError
@@ -62,7 +63,7 @@ class Chat:
         self._runtime = runtime
         self._store = runtime.store
         self._pool = pool
-        self.reads = Reads(self._store, pool)
+        self.reads = Reads(self._store, pool, runtime.config)
         self._following = Following(runtime)
         runtime.go_on_elsewhere = self._following.take_over
         self._feeds = Feeds(runtime, self._channel_of)
@@ -221,8 +222,10 @@ class Chat:
 
     def _turn(self, client: Client, command: ResponseCreate) -> Turn:
         """Give the turn its ids, its model, and what only this connection knows of its past."""
+        model = self._pool.get(command.model)
+        check_model(client.user, model.name, self._runtime.config)
         before = client.local.get(command.previous_response_id or "")
-        return make_turn(client.user.id, self._pool.get(command.model), command, before)
+        return make_turn(client.user.id, model, command, before)
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new turns; return when running answers have ended, or leave them as they are when time is up."""
@@ -406,5 +409,6 @@ class Chat:
         client.send(answer("model.listed", command, data=models["data"]))
 
     async def update_session(self, client: Client, command: SessionUpdate) -> None:
-        """Answer a sign-in on a connection that is signed in already."""
-        client.send(answer("session.updated", command, session={"user": client.user.id}))
+        """Sign a connection in again, which is signed in already: its time goes on, with other rights perhaps."""
+        client.user = await self._runtime.sign_in.renew(client.user, command.token)
+        client.send(answer("session.updated", command, session=wire_session(client.user)))

@@ -13,6 +13,7 @@ from protocol.codec import encode
 from protocol.commands import ResponseCreate
 from protocol.items import Message, MessageItem
 from protocol.response_stream import ResponseHead, response_object
+from server.access.auth import tenant_of
 from server.chat.context import Context, ContextRequest
 from server.engine.base import GenerationRequest, Sampling
 from server.models.pool import Model
@@ -168,4 +169,4 @@ def generation_request(turn: Turn, epoch: int, context: Context, said: int) -> G
         ignore_eos=bool(command.ignore_eos),
         stop=command.stop_strings,
     )
-    return GenerationRequest(f"{turn.head.id}-{epoch}", context.prompt, sampling)
+    return GenerationRequest(f"{turn.head.id}-{epoch}", context.prompt, sampling, cache_salt=tenant_of(turn.owner))

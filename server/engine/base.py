@@ -74,11 +74,16 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One answer to make. `id` is unique among the engine's unfinished requests."""
+    """One answer to make. `id` is unique among the engine's unfinished requests.
+
+    cache_salt: only requests with the same one share what the engine remembers of prompts; empty for those that
+    belong to no group. How long a prompt takes would tell others whether it was said before.
+    """
 
     id: str
     prompt: Prompt
     sampling: Sampling
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,14 @@ from websockets.frames import CloseCode
 from protocol.commands import Command, ConversationCreate, ResponseCancel, ResponseCreate, parse_command
 from protocol.errors import ProtocolError
 from protocol.events import error_event
-from server.access.auth import User
+from server.access.auth import User, unauthorized
+from server.access.sign_in import SignOut
 from server.chat.client import ClientGoneError, LocalResponses
 from server.chat.generation import Generation
 from server.chat.hub import Channel, Subscription
 from server.chat.service import Chat
 from server.config import Config
+from server.gateway.first_frame import SIGNED_OUT
 from server.gateway.lanes import Lanes
 from server.gateway.outbox import Outbox
 from server.observe.metrics import Metrics
@@ -67,6 +69,18 @@ class Connection:
             text = "the server restarts; connect again"
             self.send(error_event(ProtocolError("websocket_connection_limit_reached", text, retry_after_ms=1000)))
         await self._websocket.close(CloseCode.SERVICE_RESTART, "restart")
+
+    async def sign_out(self, why: SignOut) -> None:
+        """Close (4401): its key was revoked or its time is up.
+
+        What a revoked key has running ends, too; after a sign-in that has only expired, the client comes back for it.
+        """
+        if why is SignOut.REVOKED:
+            for lane in self._lanes:
+                if lane.running is not None:
+                    lane.running.cancel()
+        self.send(error_event(unauthorized(f"the sign-in of this connection is {why}; sign in again")))
+        await self._websocket.close(SIGNED_OUT, why)
 
     # The chat layer's view
 

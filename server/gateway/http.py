@@ -17,15 +17,16 @@ from websockets.http11 import Response
 
 from protocol.commands import DEFAULT_PAGE, MAX_PAGE
 from protocol.errors import ERROR_CODES, ProtocolError, excerpt
-from server.access.auth import User
+from server.access.auth import Right, User, unauthorized
 from server.gateway.page import Page, security_headers
 from server.observe.metrics import CONTENT_TYPE, Metrics
 
 logger = logging.getLogger(__name__)
 
 SOCKET_PATHS: Final = ("/v1/responses", "/chat")
-# Probes come with whatever host name their network gave us, and there is nothing private behind these.
+# Probes come with whatever host name their network gave us; whoever asks for metrics by it has to sign in, or nobody.
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+PRIVATE_PREFIXES: Final = ("/v1/", "/metrics")
 
 _ID: Final = r"([^/]{1,200})"
 
@@ -107,7 +108,7 @@ def error_reply(
 
 def protocol_error_reply(error: ProtocolError) -> HttpReply:
     """A ProtocolError over HTTP; where waiting helps, in whole seconds and in milliseconds."""
-    headers = {}
+    headers = {"WWW-Authenticate": "Bearer"} if error.code == "unauthorized" else {}
     if error.retry_after_ms is not None:
         headers = {"Retry-After": str(-(-error.retry_after_ms // 1000)), "Retry-After-Ms": str(error.retry_after_ms)}
     return error_reply(error.status, error.code, error.message, headers=headers, param=error.param)
@@ -143,6 +144,10 @@ class HttpRoutes:
             (f"/v1/conversations/{_ID}/items", self._items),
         ]
         self._table = [(re.compile(pattern), route) for pattern, route in table]
+
+    def is_private(self, path: str) -> bool:
+        """Whether an answer depends on who asks: everything but the page and the probes."""
+        return unquote(path, errors="replace").startswith(PRIVATE_PREFIXES)
 
     async def answer(self, request: HttpRequest) -> HttpReply:
         """Return the reply to one request; never raises for anything that a client can send.
@@ -185,7 +190,8 @@ class HttpRoutes:
         status = http.HTTPStatus.SERVICE_UNAVAILABLE if reasons else http.HTTPStatus.OK
         return json_reply({"ready": not reasons, "reasons": reasons}, status)
 
-    async def _metrics_text(self, _request: HttpRequest, _match: re.Match[str]) -> HttpReply:
+    async def _metrics_text(self, request: HttpRequest, _match: re.Match[str]) -> HttpReply:
+        _signed_in(request).require(Right.METRICS)
         return HttpReply(200, self._metrics.render(), CONTENT_TYPE, {"Cache-Control": "no-store"})
 
     async def _models(self, request: HttpRequest, _match: re.Match[str]) -> HttpReply:
@@ -216,9 +222,14 @@ class HttpRoutes:
         return HttpReply(200, file.body, file.content_type, headers)
 
 
+def sign_in_first() -> ProtocolError:
+    """Return the error for who has not signed in where one must."""
+    return unauthorized("sign in: send your key or token as Authorization: Bearer …")
+
+
 def _signed_in(request: HttpRequest) -> User:
     if request.user is None:
-        raise ProtocolError("unauthorized", "sign in: send your key as Authorization: Bearer …")
+        raise sign_in_first()
     return request.user
 
 

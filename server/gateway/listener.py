@@ -21,10 +21,21 @@ from websockets.protocol import CONNECTING, OPEN
 from websockets.typing import Subprotocol
 
 from protocol.errors import ProtocolError, excerpt
-from server.access.auth import User, authenticate_handshake, select_subprotocol
+from server.access.auth import User, select_subprotocol
+from server.access.sign_in import SignIn
+from server.chat.errors import translate
 from server.config import Config
 from server.errors import StartError
-from server.gateway.http import OPEN_PATHS, HttpReply, HttpRequest, HttpRoutes, error_reply, protocol_error_reply
+from server.gateway.first_frame import sign_in_by_frame
+from server.gateway.http import (
+    OPEN_PATHS,
+    HttpReply,
+    HttpRequest,
+    HttpRoutes,
+    error_reply,
+    protocol_error_reply,
+    sign_in_first,
+)
 from server.gateway.origins import refusal
 from server.gateway.sockets import GatewayConnection
 from server.observe.metrics import Metrics
@@ -37,14 +48,21 @@ BACKLOG: Final = 1024  # connections that the kernel holds while we are busy; a 
 CLOSE_TIMEOUT_S: Final = 5.0  # a client may take this long to answer a close frame
 SPARE_FILES: Final = 256  # descriptors besides client connections: Redis, engines, logs, the page
 RETRY_AFTER_S: Final = 5  # for clients that found no place
+FRAME_SIGN_IN_PATH: Final = "/v1/responses"  # where a client may sign in by its first frame
 
 
 class Listener:
     """Serves one port. `sockets` maps WebSocket paths to handlers; everything else is `http`'s."""
 
     def __init__(
-        self, config: Config, http: HttpRoutes, sockets: Mapping[str, SocketHandler], metrics: Metrics
+        self,
+        config: Config,
+        http: HttpRoutes,
+        sockets: Mapping[str, SocketHandler],
+        metrics: Metrics,
+        sign_in: SignIn,
     ) -> None:
+        self._sign_in = sign_in
         self._config = config
         self._http = http
         self._handlers = sockets
@@ -126,20 +144,20 @@ class Listener:
         """Decide on a request whose head has been read.
 
         1. A page on a foreign origin, or a host name that is not ours: 403, except for probes.
-        2. Sign-in that is wrong: 401.
+        2. Sign-in that is wrong: 401. The page and the probes need none, and look at none: it may be a proxy's.
         3. Plain HTTP: `HttpRoutes`.
-        4. A WebSocket path that does not exist: 404; nobody signed in: 401.
+        4. A WebSocket path that does not exist: 404; nobody signed in where the first frame cannot do it: 401.
         5. The server stops, or every place is taken: 503.
         6. Otherwise None: the handshake goes on.
         """
         assert isinstance(connection, GatewayConnection)
         path = request.path.partition("?")[0]
         reply = None if path in OPEN_PATHS else self._refuse_stranger(request.headers)  # 1
-        if reply is None:
+        if reply is None and (path in self._handlers or self._http.is_private(path)):
             try:
-                connection.user = authenticate_handshake(_plain(request.headers), self._config)
-            except ProtocolError as error:
-                reply = protocol_error_reply(error)  # 2
+                connection.user = await self._sign_in.handshake(_plain(request.headers))
+            except Exception as error:  # noqa: BLE001 translated for the client; what nobody expected is logged there
+                reply = self._refuse_sign_in(connection, translate(error))  # 2
         if reply is None and not _wants_websocket(request):
             reply = await self._http.answer(
                 HttpRequest.parse(request.method, request.path, request.headers, connection.user)
@@ -155,12 +173,17 @@ class Listener:
         reason = refusal(hosts[0] if hosts else None, origins[0] if origins else None, self._config)
         return None if reason is None else error_reply(403, "forbidden_origin", reason)
 
+    def _refuse_sign_in(self, connection: GatewayConnection, error: ProtocolError) -> HttpReply:
+        self._metrics.protocol_error(error.code)
+        logger.info("sign-in refused: %s", error.message, extra={"connection": str(connection.id)})
+        return protocol_error_reply(error)
+
     def _admit(self, connection: GatewayConnection, path: str) -> HttpReply | None:
         if path not in self._handlers:
             text = f"there is no WebSocket at {excerpt(path)}; there is one at {', '.join(self._handlers)}"
             return error_reply(404, "not_found", text)
-        if connection.user is None:
-            return error_reply(401, "unauthorized", "sign in: send your key as Authorization: Bearer …")
+        if connection.user is None and path != FRAME_SIGN_IN_PATH:
+            return protocol_error_reply(sign_in_first())
         if self._is_draining:
             return _no_place("the server is stopping; connect again")
         if self._admitted >= self._config.limits.max_connections:
@@ -172,12 +195,14 @@ class Listener:
     async def _handle(self, connection: ServerConnection) -> None:
         """Run one socket's handler. A client that vanishes is no fault; a bug of ours closes this socket alone."""
         assert isinstance(connection, GatewayConnection)
-        assert connection.user is not None
         assert connection.request is not None
         path = connection.request.path.partition("?")[0]
         began = time.monotonic()
         self._metrics.connection_opened()
         try:
+            if connection.user is None:
+                timeout_s = self._config.limits.sign_in_timeout_s
+                connection.user = await sign_in_by_frame(connection, self._sign_in, timeout_s)
             await self._handlers[path](connection, connection.user)
         except ConnectionClosed:
             pass  # the handler need not tell clients that leave from clients that drop

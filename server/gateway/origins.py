@@ -19,7 +19,8 @@ def refusal(host: str | None, origin: str | None, config: Config) -> str | None:
     1. An origin listed in `allowed_origins` is welcome.
     2. Any other origin must be the very host and port that was asked for: this server's own page.
     3. Without sign-in the host itself must be one that no stranger can own. A page at evil.example whose name
-       resolves to 127.0.0.1 (DNS rebinding) sends Host and Origin that agree, so rule 2 alone would let it in.
+       resolves to 127.0.0.1 (DNS rebinding) sends Host and Origin that agree, so rule 2 alone would let it in. With
+       sign-in such a page has nothing to sign in with: no browser adds our credentials to its requests.
     No Host header means no browser: HTTP/1.0 health checks.
 
     host, origin: the header values; None where the header is missing.
@@ -29,7 +30,7 @@ def refusal(host: str | None, origin: str | None, config: Config) -> str | None:
             return None
         if not _same_place(origin, host):  # 2
             return "this origin is not allowed; add it to allowed_origins to serve pages from there"
-    if host is not None and not _is_own_name(host, config):  # 3
+    if host is not None and not config.auth.methods and not _is_own_name(host, config):  # 3
         return f"this host name is not one of this server's; add http://{host} to allowed_origins if it is"
     return None
 

@@ -90,6 +90,15 @@ class GatewayConnection(ServerConnection):
         self._at_eof = False
         self._unread_pongs = 0  # bytes
 
+    def hold(self, is_held: bool) -> None:
+        """Take in one frame and no more of who has not signed in; later, as many as usual."""
+        messages = self.recv_messages
+        if is_held:
+            self._usual = messages.high, messages.low
+            messages.high = messages.low = 0
+        else:
+            messages.high, messages.low = self._usual
+
     def connection_made(self, transport: Any) -> None:
         """Note the connection before its handshake task can run."""
         self._on_made(self)

@@ -18,10 +18,13 @@ from websockets.frames import CloseCode
 from protocol.commands import ConversationCreate, plain_turn
 from protocol.errors import ProtocolError
 from server.access.auth import User
+from server.access.sign_in import SignOut
 from server.chat.client import LocalResponses
+from server.chat.generation import Generation
 from server.chat.hub import Channel, Subscription
 from server.chat.service import Chat
 from server.config import Config
+from server.gateway.first_frame import SIGNED_OUT
 from server.gateway.outbox import Outbox
 
 logger = logging.getLogger(__name__)
@@ -39,6 +42,7 @@ class TextConnection:
         self._chat = chat
         self._outbox = Outbox(websocket, config.limits.send_timeout_s)
         self._subscription: Subscription | None = None
+        self._generation: Generation | None = None  # the newest
         self._events = asyncio.Event()
         self._conversation: str | None = None
         self._max_waiting_chars = config.limits.max_waiting_chars
@@ -92,7 +96,7 @@ class TextConnection:
             self._conversation = (await self._chat.new_conversation(self.user, ConversationCreate())).id
         command = msgspec.structs.replace(command, conversation=self._conversation)
         try:
-            generation = await self._chat.create(self, command)
+            self._generation = generation = await self._chat.create(self, command)
         except ProtocolError as error:
             if error.code == "conversation_not_found":
                 self._conversation = None  # gone: the client is told, and its next text begins a new one
@@ -117,6 +121,13 @@ class TextConnection:
 
     async def _say(self, text: str) -> None:
         await self._outbox.write(text.encode())
+
+    async def sign_out(self, why: SignOut) -> None:
+        """As `Connection.sign_out`."""
+        if why is SignOut.REVOKED and self._generation is not None:
+            self._generation.cancel()
+        await self._say(f"[error] the sign-in of this connection is {why}; sign in again")
+        await self._websocket.close(SIGNED_OUT, why)
 
     # The chat layer's view
 

@@ -79,6 +79,11 @@ class EmbeddedValkey:
             raise
         return f"unix://{quote(str(self._socket_path()))}"
 
+    async def running_url(self) -> str | None:
+        """Return the URL of the Valkey that another process of ours runs on this data directory, or None."""
+        path = self._folder / "socket"
+        return f"unix://{quote(str(path))}" if (await _ask(path)).startswith(b"+PONG") else None
+
     async def wait(self) -> int:
         """Return Valkey's exit status when it has ended, by `stop` or by itself (negative: a signal)."""
         if self._process is None:

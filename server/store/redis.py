@@ -11,6 +11,7 @@ from server.store.base import StoreError, StoreUnavailableError
 from server.store.client import RedisClient
 from server.store.connection import bulk_connection
 from server.store.conversations import ConversationStore
+from server.store.credentials import CredentialStore
 from server.store.journal_writer import JournalStore, packed_count
 from server.store.turns import TurnStore
 
@@ -20,7 +21,7 @@ PING_TTL_S: Final = 60
 OLDEST: Final = "7"  # PEXPIRETIME and what scripts may do came with it
 
 
-class RedisStore(ConversationStore, TurnStore, JournalStore):
+class RedisStore(ConversationStore, TurnStore, JournalStore, CredentialStore):
     """`base.Store` on one Redis 7 or Valkey server (with replicas if you like; not on Redis Cluster).
 
     url: redis://, rediss:// or unix://. All that must be atomic is one Lua script; the scripts load themselves, also

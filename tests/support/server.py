@@ -36,7 +36,7 @@ class ServerProcess:
     """One server.
 
     options: more flags. config: the text of a settings file.
-    log: everything the process has said, line by line.
+    log: everything the process has said, line by line. key: signs in what looks at the server's metrics.
     """
 
     def __init__(self, data_dir: Path, *options: str, config: str = "", engine: str = "echo") -> None:
@@ -49,6 +49,7 @@ class ServerProcess:
             self.options += ["--config", str(file)]
         self.log: list[str] = []
         self.url = ""
+        self.key = ""
 
     # Life
 
@@ -152,10 +153,13 @@ class ServerProcess:
                 if not self._grown.wait(deadline - time.monotonic()):
                     raise AssertionError(f"no {text!r} in the log:\n" + self.tail())
 
-    def get(self, path: str) -> tuple[int, Any]:
-        """Return status and decoded JSON (or text) of a GET."""
+    def get(self, path: str, key: str | None = None) -> tuple[int, Any]:
+        """Return status and decoded JSON (or text) of a GET. key: signs in; else `self.key`, where it is set."""
+        key = self.key if key is None else key
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        request = urllib.request.Request(self.url + path, headers=headers)  # noqa: S310 our own http URL
         try:
-            with urllib.request.urlopen(self.url + path, timeout=20) as reply:  # noqa: S310 our own http URL
+            with urllib.request.urlopen(request, timeout=20) as reply:  # noqa: S310 as above
                 status, body = reply.status, reply.read()
         except urllib.error.HTTPError as error:
             with error:

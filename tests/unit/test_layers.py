@@ -23,7 +23,7 @@ TIERS = [
     {"server.cli"},
     {"server.__main__"},
 ]
-SAME_UNIT = {"server.config_loading": "server.config"}  # one package in two files
+SAME_UNIT = {"server.config_loading": "server.config", "server.cli_keys": "server.cli"}  # one package in two files
 TIER = {unit: number for number, units in enumerate(TIERS) for unit in units}
 
 CONCRETE_ENGINES = {f"server.engine.{name}" for name in ("vllm", "echo", "openai", "triton")}

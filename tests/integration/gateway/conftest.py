@@ -17,6 +17,8 @@ from websockets.asyncio.server import ServerConnection
 
 from protocol.errors import ProtocolError
 from server.access.auth import User
+from server.access.keys import KeyStore
+from server.access.sign_in import SignIn
 from server.config import Config
 from server.gateway.http import HttpRoutes
 from server.gateway.listener import Listener
@@ -149,7 +151,7 @@ def gateway_with(web: Path) -> Factory:
     """Makes gateways with settings of their own, for `async with`."""
 
     @asynccontextmanager
-    async def make(handler: Handler = echo, **settings: Any) -> AsyncIterator[Gateway]:
+    async def make(handler: Handler = echo, *, keys: KeyStore | None = None, **settings: Any) -> AsyncIterator[Gateway]:
         config = Config.model_validate({"engine": "echo", "port": 0, **settings})
         metrics = Metrics()
         reasons: list[str] = []
@@ -159,7 +161,8 @@ def gateway_with(web: Path) -> Factory:
                 return reasons
 
         http = HttpRoutes(FakeQueries(), Ready(), metrics, Page(web))
-        listener = Listener(config, http, {"/v1/responses": handler, "/chat": handler}, metrics)
+        sockets = {"/v1/responses": handler, "/chat": handler}
+        listener = Listener(config, http, sockets, metrics, SignIn(config, keys))
         url = await listener.start()
         before = asyncio.all_tasks()
         try:

@@ -8,6 +8,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, ConnectionClosedError, InvalidStatus
 
+from server.access.sign_in import SignIn
 from server.config import Config
 from server.errors import StartError
 from server.gateway.listener import Listener
@@ -17,8 +18,8 @@ ANY = "0.0.0.0"  # noqa: S104 every address is the point
 
 
 def listener_on(**settings: object) -> Listener:
-    metrics = Metrics()
-    return Listener(Config.model_validate({"engine": "echo", **settings}), None, {}, metrics)  # type: ignore[arg-type]
+    config = Config.model_validate({"engine": "echo", **settings})
+    return Listener(config, None, {}, Metrics(), SignIn(config))  # type: ignore[arg-type]
 
 
 async def test_port_in_use(gateway):

@@ -34,9 +34,11 @@ from protocol.errors import ERROR_CODES, ProtocolError
 from protocol.events import Usage, Waiting, answer, error_event, steer_failed
 from protocol.items import MessageItem
 from protocol.response_stream import TRANSITIONS, ResponseHead, ResponseStream
+from server.access.auth import User
 from server.chat.feeds import SNAPSHOT_ITEMS
 from server.chat.generation import MAX_ENGINES
 from server.chat.reads import wire_conversation
+from server.chat.session import wire_session
 from server.chat.takeover import MAX_EPOCHS
 from server.chat.turn import parameters
 from server.config import Config
@@ -115,7 +117,8 @@ def real_answers() -> Iterator[bytes]:
         command = ConversationItemsList(conversation="c", **address)
         yield answer("conversation.items.listed", command, conversation="c", data=rows, has_more=True)
         yield answer("model.listed", ModelList(**address), data=[model])
-        yield answer("session.updated", SessionUpdate(**address), session={"user": "local"})
+        for user in (User("acme/ann", frozenset({"instructions"}), expires_at=1.0), User("ann", frozenset({"admin"}))):
+            yield answer("session.updated", SessionUpdate(**address), session=wire_session(user))
         subscribe = ConversationSubscribe(conversation="c", **address)
         for running in ([], [{"response": RUNNING.snapshot(), "text": "x", "sequence_number": 4}]):
             snapshot = {"conversation": conversations[1], "items": rows, "has_more": False, "responses": running}
