@@ -40,11 +40,13 @@ def test_the_screenshot_and_every_other_file_that_is_linked_exists():
 
 
 def test_every_flag_that_is_named_is_one(subtests: pytest.Subtests):
-    """Of `tokenwire serve`, but for those of compose, git and wscat."""
-    done = subprocess.run(
-        [sys.executable, "-m", "server", "serve", "--help"], cwd=ROOT, capture_output=True, check=True
-    )
-    known = set(re.findall(rb"--[a-z-]+", done.stdout))
+    """Of `tokenwire serve` or `tokenwire keys create`, but for those of compose, git and wscat."""
+    known: set[bytes] = set()
+    for words in (["serve"], ["keys", "create"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "server", *words, "--help"], cwd=ROOT, capture_output=True, check=True
+        )
+        known |= set(re.findall(rb"--[a-z-]+", done.stdout))
     for flag in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)):
         with subtests.test(flag):
             assert flag.encode() in known
