@@ -30,7 +30,8 @@ from server.store.redo import Redo
 
 Argument = bytes | str | int | float
 
-NO_DEADLINE: Final = 0
+NEVER: Final = 0
+EARLY_S: Final = 0.1  # between two tries while a Redis that has just started gets back what it has lost
 WRITES: Final = frozenset(
     {
         "begin",
@@ -42,6 +43,7 @@ WRITES: Final = frozenset(
         "update_conversation",
     }
 )
+ORDERED: Final = frozenset({"begin", "start"})  # what decides which turn is before which
 
 
 @cache
@@ -116,9 +118,10 @@ class RedisClient:
 
     async def _write(self, script: str, packed: tuple[Argument, ...]) -> list[Any]:
         """Run a script that writes, and remember it."""
-        deadline = self.redo.deadline(self._config.operation_timeout_s)
-        arguments = ("EVALSHA", script_digest(script), *packed, deadline, self.redo.counter)
-        answer: list[Any] = await self._perform(arguments, script)
+        answer = await self._try_to_write(script, packed)
+        while answer[0] == b"early":
+            await asyncio.sleep(EARLY_S)
+            answer = await self._try_to_write(script, packed)
         if answer[0] == b"late":
             self.redo.set_clock(answer[1])
             raise StoreUnavailableError(f"Redis at {self.shown_url} took the command after its time")
@@ -129,13 +132,20 @@ class RedisClient:
             self.redo.remember(position, size, partial(self._write_again, script, packed))
         return answer
 
+    async def _try_to_write(self, script: str, packed: tuple[Argument, ...]) -> list[Any]:
+        since = self.redo.first_write_us if script in ORDERED else NEVER
+        deadline = self.redo.deadline(self._config.operation_timeout_s)
+        arguments = ("EVALSHA", script_digest(script), *packed, since, deadline, self.redo.counter)
+        answer: list[Any] = await self._perform(arguments, script)
+        return answer
+
     async def _write_again(self, script: str, packed: tuple[Argument, ...], connection: AbstractConnection) -> int:
         """Run a script once more whose effect Redis has lost; return its new position in the count.
 
         What it refuses now was changed by others meanwhile.
         """
         source = script_source(script)
-        await connection.send_command("EVAL", source, *packed, NO_DEADLINE, self.redo.counter)
+        await connection.send_command("EVAL", source, *packed, NEVER, NEVER, self.redo.counter)
         answer = await connection.read_response()
         return int(answer[-2]) if answer[0] == b"ok" else 0
 

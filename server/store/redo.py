@@ -3,7 +3,8 @@
 A Redis that syncs its log once a second may lose what it had acknowledged when it is killed, and so may a failover to
 a replica that lags. What is lost is always the newest part of what was written. So every write of this process counts
 one key up, in the same script or the same batch; a new connection reads the key first, and whatever is newer than it
-is written again, in its order, before anything else is asked. All our writes may be repeated.
+is written again, in its order, before anything else is asked. All our writes may be repeated. Where several gateways
+have lost something, each brings its own: a server that has just started takes no new turn before they had the time.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Redo:
         self._writes: deque[_Write] = deque()
         self._size = 0
         self._newest = 0  # position
+        self.first_write_us = 0  # on Redis's clock; 0 before it
         self._clock_ahead_us: int | None = None  # Redis's clock less our loop's
         self._turn = asyncio.Lock()
 
@@ -62,6 +64,7 @@ class Redo:
         self._writes.append(_Write(position, _now(), size, again))
         self._size += size
         self._newest = max(self._newest, position)
+        self.first_write_us = self.first_write_us or self.deadline(0)
         self.prune()
         while self._size > MAX_BYTES:
             self._forget_oldest()
@@ -93,19 +96,21 @@ class Redo:
             seconds, microseconds = await _ask(connection, "TIME")
             self.set_clock(int(seconds) * 1_000_000 + int(microseconds))
             async with self._turn:
+                newest = self._newest  # now: others may write between the question and its answer
                 stored = int(await _ask(connection, "GET", self.counter) or 0)
-                if stored < self._newest:
-                    await self._write_again(connection, stored)
+                if stored < newest:
+                    await self._write_again(connection, stored, newest)
         except BaseException:
             drop(connection)
             raise
 
-    async def _write_again(self, connection: AbstractConnection, stored: int) -> None:
-        lost = sorted((write for write in self._writes if write.position > stored), key=lambda write: write.position)
-        for write in lost:
+    async def _write_again(self, connection: AbstractConnection, stored: int, newest: int) -> None:
+        lost = [write for write in self._writes if stored < write.position <= newest]
+        for write in sorted(lost, key=lambda write: write.position):
             write.position = await write.again(connection)
             write.at = _now()
             stored = max(stored, write.position)
+        # Not before: where this ends in the middle, the next connection goes on with what is missing then.
         self._newest = stored
         self._writes = deque(sorted(self._writes, key=lambda write: write.at))
         if lost:

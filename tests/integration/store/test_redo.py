@@ -137,3 +137,28 @@ async def test_a_server_that_wakes_up_does_not_do_what_was_given_up(own_server, 
     assert (await begun.get_conversation("ann", "c")).metadata == {}
     with pytest.raises(NotFoundError):
         await begun.get_response("ann", "r2")
+
+
+async def test_a_new_turn_waits_for_those_that_were_lost(own_server, begun, open_store, scene):
+    """The gateway that is back first does not come before the turns that another one has yet to bring back."""
+    other = await open_store(own_server.url)
+    await other.begin(scene.turn("r2", conversation=None, gateway="g2"))
+    await asyncio.sleep(1.5)  # a server tells its age in whole seconds
+    end = log_end(own_server.folder)
+    await other.begin(scene.turn("r3", gateway="g2"))
+    forget(own_server, end)
+    early = asyncio.create_task(begun.begin(scene.turn("r4")))
+    await asyncio.sleep(0.3)
+    await other.ping()
+    assert (await early).position == 2
+    assert await begun.turns("c") == ["r1", "r3", "r4"]
+
+
+async def test_a_false_alarm_repeats_nothing(begun, caplog):
+    """Many connections are opened while others write: nothing was lost, and nothing is said to be."""
+    with caplog.at_level(logging.WARNING):
+        await asyncio.gather(
+            *(begun.update_conversation("ann", "c", {"n": str(number)}) for number in range(200)),
+            *(begun.append([JournalEntry("r1", 1, number, b"e")]) for number in range(1, 50)),
+        )
+    assert "had lost" not in caplog.text
