@@ -271,6 +271,7 @@ def parse_command(frame: str | bytes) -> Command:
     except ProtocolError as error:
         error.command_id = _readable_id(fields.get("id"))
         error.stream_id = _readable_stream_id(fields.get("stream_id"))
+        error.previous_response_id = _readable_id(fields.get("previous_response_id"))
         raise
 
 

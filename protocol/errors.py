@@ -36,7 +36,7 @@ class ProtocolError(Exception):
     message: what was wrong, where, and what to do.
     param: the field at fault, as a path such as `input[2].content`; None when no single field is.
     retry_after_ms: when trying again may help, in milliseconds; None where waiting does not.
-    command_id, stream_id: the failed command's own `id` and lane, where they could be read.
+    command_id, stream_id, previous_response_id: the failed command's own, where they could be read.
 
     Raises KeyError for a code that is not in the table.
     """
@@ -50,6 +50,7 @@ class ProtocolError(Exception):
         retry_after_ms: int | None = None,
         command_id: str | None = None,
         stream_id: str | None = None,
+        previous_response_id: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.type = ERROR_CODES[code]
@@ -59,6 +60,7 @@ class ProtocolError(Exception):
         self.retry_after_ms = retry_after_ms
         self.command_id = command_id
         self.stream_id = stream_id
+        self.previous_response_id = previous_response_id
 
     def __repr__(self) -> str:
         return f"ProtocolError({self.code!r}, {self.message!r}, param={self.param!r})"

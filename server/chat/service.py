@@ -135,8 +135,6 @@ class Chat:
         except ProtocolError as error:
             if error.code == "store_unavailable" and generation.is_stored:
                 self._runtime.when_store_is_back(partial(self._take_up, generation.response_id), generation.response_id)
-            # A failed continuation evicts what it was to continue (OpenAI: WebSocket mode, store:false).
-            client.local.discard(command.previous_response_id or "")
             del generation  # it has the error, and the error would have it
             raise
         if response_id != generation.response_id:

@@ -164,5 +164,8 @@ class Connection:
         await self._chat.handle(self, msgspec.structs.replace(command, response_id=lane.last))
 
     def _fail(self, error: ProtocolError, command: Command | None) -> None:
+        """Tell the client; what an unstored turn was to continue is evicted (OpenAI: WebSocket mode, store:false)."""
         self._metrics.protocol_error(error.code)
+        follows = command.previous_response_id if isinstance(command, ResponseCreate) else error.previous_response_id
+        self.local.discard(follows or "")
         self.send(error_event(error, command))

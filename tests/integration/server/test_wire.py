@@ -60,7 +60,7 @@ async def test_an_answer_has_every_event_and_field_that_clients_need(server: Ser
     assert answer.text == answer.final_text == "one two three"
     assert answer.response["usage"] == {
         "input_tokens": 3,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": 3,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": 6,

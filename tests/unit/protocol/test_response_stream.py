@@ -299,7 +299,7 @@ def test_usage():
     stream.complete(USAGE)
     assert stream.snapshot()["usage"] == {
         "input_tokens": 3,
-        "input_tokens_details": {"cached_tokens": 2},
+        "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0},
         "output_tokens": 4,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": 7,
