@@ -23,8 +23,8 @@ from server.access.sign_in import SignIn
 from server.chat.runtime import Runtime
 from server.chat.service import Chat
 from server.chat.takeover import Takeover
-from server.config import Config, ModelConfig
-from server.engine.base import Engine, VllmSettings
+from server.config import Config, EngineLimits, ModelConfig
+from server.engine.base import VllmSettings
 from server.engine.echo import EchoEngine
 from server.engine.vllm import VllmEngine
 from server.errors import StartError
@@ -32,8 +32,11 @@ from server.gateway.connection import Connection
 from server.gateway.http import HttpRoutes
 from server.gateway.listener import Listener
 from server.gateway.text_mode import TextConnection
-from server.models.errors import ModelSourceError
-from server.models.pool import Model, ModelFailedError, ModelState, Pool
+from server.models.devices import device_list, model_needs, on_devices, placement_policy
+from server.models.errors import ModelFailedError, ModelSourceError
+from server.models.model import Model, ModelState
+from server.models.placement import fits
+from server.models.pool import EngineFactory, Pool
 from server.models.sources import resolve
 from server.observe import log
 from server.observe.metrics import Metrics
@@ -93,11 +96,12 @@ class App:
         self._metrics = Metrics()
         self._stop = asyncio.Event()
         self._exit_code = 0
+        self._is_frozen = False
         self._connections: set[Connection] = set()
         self._chat: Chat | None = None
         self._takeover: Takeover | None = None
         self._sign_in = SignIn(config)  # with a store once there is one
-        self._pool = Pool({}, "", config.engine_stall_timeout_s)
+        self._pool = Pool((), "", config.engine_stall_timeout_s)
 
     async def run(self) -> int:
         """Start, serve, drain, close, in that order; what was opened is closed however it ends."""
@@ -146,6 +150,7 @@ class App:
         logger.info("listening", extra={"url": url})
         # 5. The engines.
         stack.push_async_callback(self._close_pool, pool)
+        pool.on_loaded = self._loaded
         pool.start()
         self._keep(runtime, sign_in.run(), "sign-in")
         self._keep(runtime, journal.wait(), "journal")
@@ -216,24 +221,46 @@ class App:
 
     async def _make_pool(self) -> Pool:
         config = self._config
-        models = {}
+        devices = device_list(config)
+        policy = placement_policy(config)
+        pool = Pool(
+            (),
+            config.default_model or next(iter(config.models)),
+            config.engine_stall_timeout_s,
+            devices=devices,
+            policy=policy,
+            want_timeout_s=config.placement.want_timeout_s,
+        )
         for name, settings in config.models.items():
-            models[name] = Model(
-                name=name,
-                make_engine=await self._engine_factory(name, settings),
-                max_queue=config.limits.max_queue,
-                created_at=int(time.time()),
-                system_prompt=settings.system_prompt,
-                start_timeout_s=config.vllm.start_timeout_s,
-                metrics=self._metrics.for_model(name),
-            )
-        return Pool(models, config.default_model or next(iter(models)), config.engine_stall_timeout_s)
+            pool.add(await self._make_model(name, settings), settings.aliases)
+        return pool
 
-    async def _engine_factory(self, name: str, model: ModelConfig) -> Callable[[], Engine]:
+    async def _make_model(self, name: str, settings: ModelConfig) -> Model:
+        """Raises StartError where its source is not there, or no device could hold it."""
+        config = self._config
+        source = await self._source(settings)
+        needs = model_needs(config, settings, source)
+        reason = fits(needs, device_list(config), placement_policy(config))
+        if reason is not None:
+            raise StartError(f"models.{name}: does not fit: {reason}")
+        return Model(
+            name=name,
+            make_engine=self._engine_factory(name, settings, source, needs.memory),
+            max_queue=config.limits.max_queue,
+            created_at=int(time.time()),
+            requires=settings.requires,
+            system_prompt=settings.system_prompt,
+            start_timeout_s=config.vllm.start_timeout_s,
+            metrics=self._metrics.for_model(name),
+            needs=needs,
+            sampling=settings.sampling.model_dump(exclude_none=True),
+        )
+
+    def _engine_factory(self, name: str, model: ModelConfig, source: str, memory: float) -> EngineFactory:
         config = self._config
         if config.engine == "echo":
             echo = config.echo
-            return lambda: EchoEngine(
+            return lambda _devices: EchoEngine(
                 name,
                 rate=echo.rate,
                 ttft_ms=echo.ttft_ms,
@@ -241,17 +268,23 @@ class App:
                 max_concurrency=echo.max_concurrency,
             )
 
+        settings = _vllm_settings(config, model)
+        return lambda devices: VllmEngine(name, source, on_devices(settings, devices, memory))
+
+    async def _source(self, model: ModelConfig) -> str:
+        """Return what the engine loads, fetched and converted where that is needed."""
+        if self._config.engine == "echo":
+            return model.source
+
         def progress(text: str) -> None:
             if self._stop.is_set():
                 raise StoppedError
             logger.info("%s", text)
 
         try:
-            source = await asyncio.to_thread(resolve, model.source, progress=progress)
+            return await asyncio.to_thread(resolve, model.source, progress=progress)
         except ModelSourceError as error:
             raise StartError(str(error)) from None
-        settings = _vllm_settings(config, model)
-        return lambda: VllmEngine(name, source, settings)
 
     async def _until_ready(self, pool: Pool, url: str) -> None:
         """Load the models; print the ready line. Return early when told to stop."""
@@ -266,10 +299,6 @@ class App:
             loading.result()
         except ModelFailedError as error:
             raise StartError(str(error)) from None
-        # vLLM brings 600,000 objects to stay. Python's collector would look through all of them again and again, when
-        # a frame of many brackets is read as well, and all sockets would wait for half a second.
-        gc.collect()
-        gc.freeze()
         ready = {
             "event": "ready",
             "url": url,
@@ -284,6 +313,17 @@ class App:
             lambda task: None if task.cancelled() else self._give_up("a model cannot be started again")
         )
 
+    def _loaded(self) -> None:
+        """Spare Python's collector what the first engine brings.
+
+        vLLM brings 600,000 objects to stay. The collector would look through all of them again and again, when a frame
+        of many brackets is read as well, and all sockets would wait for half a second.
+        """
+        if not self._is_frozen and self._config.engine == "vllm":
+            self._is_frozen = True
+            gc.collect()
+            gc.freeze()
+
     async def _close_pool(self, pool: Pool) -> None:
         pool.close()
         await pool.wait_closed()
@@ -295,7 +335,7 @@ class App:
         reasons = [
             f"model {model.name}: {model.detail}"
             for model in self._pool.models.values()
-            if model.state is not ModelState.READY
+            if model.needs.floor and model.state is not ModelState.READY
         ]
         if self._stop.is_set():
             reasons.append("draining")
@@ -358,13 +398,7 @@ def _make_sign_in(config: Config, store: RedisStore) -> SignIn:
 
 def _vllm_settings(config: Config, model: ModelConfig) -> VllmSettings:
     """Return a model's engine arguments: its own, else those for all models."""
-    common = config.vllm
     return VllmSettings(
-        max_num_seqs=model.max_num_seqs or common.max_num_seqs,
-        max_num_batched_tokens=model.max_num_batched_tokens or common.max_num_batched_tokens,
-        gpu_memory_utilization=model.gpu_memory_utilization or common.gpu_memory_utilization,
-        max_model_len=model.max_model_len or common.max_model_len,
-        tensor_parallel_size=model.tensor_parallel_size or common.tensor_parallel_size,
-        dtype=model.dtype or common.dtype,
-        cpu_kvcache_gib=common.cpu_kvcache_gib,
+        **{name: getattr(model, name) or getattr(config.vllm, name) for name in EngineLimits.model_fields},
+        cpu_kvcache_gib=config.vllm.cpu_kvcache_gib,
     )

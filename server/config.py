@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
@@ -87,12 +87,48 @@ class EngineLimits(Section):
     dtype: str | None = None
 
 
+class SamplingConfig(Section):
+    """How a model's tokens are drawn where the client says nothing. None: as the model's own files say."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None  # 0 and -1: all tokens
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+
+
 class ModelConfig(EngineLimits):
     """One `[models.NAME]`: source is a path, a hub id or the name of a model we know; the rest overrides `[vllm]`."""
 
     source: Annotated[str, Field(min_length=1), AfterValidator(_expand_home)]
+    aliases: Annotated[tuple[str, ...], BeforeValidator(_split_list)] = ()  # further names of the model
     system_prompt: str | None = None  # instructions used where the client gives none
     requires: str = ""  # the right that a user needs to see and use it; empty: none
+    memory_gib: Annotated[float, Field(gt=0)] | None = None  # on each of its devices; None: estimated
+    pin: bool = False  # loaded at the start, never unloaded for another
+    min_replicas: Annotated[int, Field(ge=0)] | None = None  # None: 1 without [devices], else 0: loaded when asked for
+    max_replicas: Annotated[int, Field(ge=1)] = 1  # that traffic may bring
+    idle_unload_s: Annotated[float, Field(gt=0)] | None = None  # unused this long: unloaded; None: when room is needed
+    sampling: SamplingConfig = SamplingConfig()
+
+
+class DeviceConfig(Section):
+    """One `[devices.NAME]`: memory for models. On a GPU machine a GPU; on a CPU a budget."""
+
+    memory_gib: Annotated[float, Field(gt=0)]
+    gpu: Annotated[int, Field(ge=0)] | None = None  # its number, as nvidia-smi has it; None: no GPU
+
+
+class PlacementConfig(Section):
+    """How models share the devices."""
+
+    # cost: all devices are one pool. latency: pinned models share their devices with no others.
+    preset: Literal["cost", "latency"] = "cost"
+    memory_threshold: Annotated[float, Field(gt=0, le=1)] = 0.8  # share of a device's memory that models may take
+    swap_after_s: Seconds = 10.0  # a model that has no room waits this long before busy ones take no more work
+    want_timeout_s: Annotated[float, Field(gt=0)] = 600.0  # clients wait this long for room
 
 
 class EchoConfig(Section):
@@ -180,7 +216,7 @@ DataDir = Annotated[Path, AfterValidator(Path.expanduser), Field(validate_defaul
 class Config(Section):
     """The whole. Top-level keys are also flags; every key is also a variable (`TOKENWIRE_STORE__TICK_MS`).
 
-    Once made, `models` is never empty and `default_model` is one of them.
+    Once made, `models` is never empty and `default_model` is one of them, or an alias.
     """
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
@@ -195,6 +231,8 @@ class Config(Section):
     drain_timeout_s: Seconds = 30.0  # SIGTERM: running answers may finish this long
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
+    devices: dict[str, DeviceConfig] = Field(default_factory=dict)  # empty: one without bounds, all models loaded
+    placement: PlacementConfig = PlacementConfig()
     echo: EchoConfig = EchoConfig()
     vllm: VllmConfig = VllmConfig()
     engine_stall_timeout_s: Annotated[float, Field(gt=0)] = 120.0  # no token this long, while requests run: dead
@@ -250,7 +288,13 @@ class Config(Section):
             for name in self.models
             if not MODEL_NAME.fullmatch(name)
         ]
-        if self.default_model not in self.models:
+        faults += [(f"models.{key}", text) for key, text in self._alias_faults()]
+        faults += [
+            (f"models.{name}.max_replicas", f"{model.max_replicas} is less than min_replicas ({model.min_replicas})")
+            for name, model in self.models.items()
+            if model.max_replicas < (model.min_replicas or 0)
+        ]
+        if self.default_model not in self.models and not self._is_alias(self.default_model):
             known = ", ".join(self.models)
             faults.append(("default_model", f"{self.default_model!r} is not one of the models ({known})"))
         faults += [
@@ -259,6 +303,21 @@ class Config(Section):
             if (limits.max_num_batched_tokens or limits.max_num_seqs or 0) < (limits.max_num_seqs or 0)
         ]
         return faults
+
+    def _is_alias(self, name: str) -> bool:
+        return any(name in model.aliases for model in self.models.values())
+
+    def _alias_faults(self) -> Iterator[tuple[str, str]]:
+        owner: dict[str, str] = {}
+        for name, model in self.models.items():
+            for alias in model.aliases:
+                if not MODEL_NAME.fullmatch(alias):
+                    yield f"{name}.aliases", f"{alias!r} must be 1 to 200 visible ASCII characters without spaces"
+                elif alias in self.models:
+                    yield f"{name}.aliases", f"{alias!r} is a model itself; take another name"
+                elif alias in owner:
+                    yield f"{name}.aliases", f"{alias!r} is an alias of model {owner[alias]!r} already"
+                owner.setdefault(alias, name)
 
     def _engine_limits(self) -> list[tuple[str, EngineLimits]]:
         """The engine arguments as each model gets them, under the key to blame when they do not fit together."""

@@ -25,7 +25,7 @@ from pydantic_settings import (
 )
 
 from protocol.errors import excerpt
-from server.config import FILE_VARIABLE, Config, CrossFaultsError, ModelConfig
+from server.config import FILE_VARIABLE, Config, CrossFaultsError, DeviceConfig, ModelConfig
 from server.errors import ConfigError
 
 VARIABLE_PREFIX: Final = "TOKENWIRE_"
@@ -40,6 +40,8 @@ FLAGS: Final = {
     "auth.methods": "--auth",
     "engine_stall_timeout_s": "--engine-stall-timeout",
 }
+# Tables whose keys are names that people give.
+TABLES: Final[Mapping[str, type[BaseModel]]] = {"models": ModelConfig, "devices": DeviceConfig}
 # Values that an error text must not repeat: a Redis URL may hold a password.
 SECRET_KEYS: Final = frozenset({"redis_url", "auth.jwt.secret"})
 
@@ -97,15 +99,15 @@ def load_config(flags: Mapping[str, Any], env: Mapping[str, str], file: Path | N
 
 
 def setting_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
-    """Every dotted key of the schema; a model's settings are under `models.NAME`."""
+    """Every dotted key of the schema; a model's settings are under `models.NAME`, a device's under `devices.NAME`."""
     for name, field in model.model_fields.items():
         key = prefix + name
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from setting_keys(field.annotation, f"{key}.")
         else:
             yield key
-            if key == "models":
-                yield from setting_keys(ModelConfig, "models.NAME.")
+            if key in TABLES:
+                yield from setting_keys(TABLES[key], f"{key}.NAME.")
 
 
 def _merge(sources: Sequence[PydanticBaseSettingsSource]) -> Config:
@@ -151,15 +153,15 @@ def _variable_sources(env: Mapping[str, str], faults: list[str]) -> Iterator[Nam
 
 
 def _variable_path(name: str) -> list[str]:
-    """The key of a variable: lower case, except for a model's name, which is kept as written."""
+    """The key of a variable: lower case, except for a model's or a device's name, which is kept as written."""
     parts = name.removeprefix(VARIABLE_PREFIX).split(NESTING)
     lowered = [part.lower() for part in parts]
-    return [lowered[0], parts[1], *lowered[2:]] if lowered[0] == "models" and len(parts) > 1 else lowered
+    return [lowered[0], parts[1], *lowered[2:]] if lowered[0] in TABLES and len(parts) > 1 else lowered
 
 
 def _is_known(path: Sequence[str]) -> bool:
     """Whether there is such a setting or such a table."""
-    key = ".".join([path[0], "NAME", *path[2:]] if path[0] == "models" and len(path) > 1 else path)
+    key = ".".join([path[0], "NAME", *path[2:]] if path[0] in TABLES and len(path) > 1 else path)
     return any(f"{known}.".startswith(f"{key}.") for known in setting_keys())
 
 
@@ -214,9 +216,9 @@ def _where(key: str, origins: Mapping[str, str]) -> str:
 
 def _suggest_key(path: Sequence[str | int]) -> str:
     parts = [str(part) for part in path]
-    if parts[0] != "models" or len(parts) == 1:
+    if parts[0] not in TABLES or len(parts) == 1:
         return _suggest(".".join(parts), setting_keys())
-    return _suggest(".".join(parts), setting_keys(ModelConfig, f"models.{parts[1]}."))
+    return _suggest(".".join(parts), setting_keys(TABLES[parts[0]], f"{parts[0]}.{parts[1]}."))
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:

@@ -78,6 +78,14 @@ class Admission:
             self._queue.remove(ticket)
         else:
             return
+        self._let_in()
+
+    def resize(self, limit: int) -> None:
+        """Admit up to that many from now on; who was admitted stays."""
+        self.limit = limit
+        self._let_in()
+
+    def _let_in(self) -> None:
         while self._queue and not self.is_full:
             self._admit(self._queue.popleft())
         for position, waiting in enumerate(self._queue, start=1):

@@ -7,7 +7,7 @@ import logging
 from protocol.errors import ProtocolError
 from server.access.admission import QueueFullError
 from server.engine.base import EngineDeadError, EngineError, PromptError
-from server.models.pool import UnknownModelError
+from server.models.errors import ModelUnavailableError, RegistryError, UnknownModelError
 from server.store.base import (
     NotFoundError,
     NotInConversationError,
@@ -29,7 +29,7 @@ _MISSING = {
 }
 
 
-def translate(error: BaseException) -> ProtocolError:  # noqa: C901 a table of faults
+def translate(error: BaseException) -> ProtocolError:  # noqa: C901, PLR0912 a table of faults
     """Return what the client is told about `error`; what nobody expected is logged and told as `server_error`."""
     match error:
         case ProtocolError():
@@ -50,6 +50,11 @@ def translate(error: BaseException) -> ProtocolError:  # noqa: C901 a table of f
             )
         case UnknownModelError():
             return ProtocolError("model_not_found", str(error), param="model")
+        case ModelUnavailableError():
+            retry_ms = None if error.retry_after_s is None else max(1, int(error.retry_after_s * 1000))
+            return ProtocolError("model_unavailable", str(error), param="model", retry_after_ms=retry_ms)
+        case RegistryError():
+            return ProtocolError("invalid_request", str(error), param="model")
         case PromptError():
             return ProtocolError(
                 "invalid_request", f"the model's chat template refuses this input: {error}", param="input"

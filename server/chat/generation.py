@@ -24,6 +24,7 @@ from server.chat.tally import Tally
 from server.chat.turn import Turn, generation_request, new_turn
 from server.chat.waiting import admitted, wait_for_turn
 from server.engine.base import Chunk, Engine, EngineDeadError, FinishReason, GenerationRequest
+from server.models.replica import Lease
 from server.store.base import Begun, FencedError, History, StoreError, StoreUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -245,11 +246,11 @@ class Generation:
             self.stream.complete(Usage())
             return
         for attempt in range(1, MAX_ENGINES + 1):
-            async with admitted(self.turn.model, self._patience) as engine:
+            async with admitted(self.turn.model, self._patience, self.conversation) as lease:
                 try:
-                    await self._generate(engine, history)
+                    await self._generate(lease, history)
                 except EngineDeadError:
-                    self.turn.model.report_dead(engine)
+                    lease.report_dead()
                     if attempt == MAX_ENGINES:
                         raise
                 else:
@@ -261,8 +262,9 @@ class Generation:
             return await self._preparation.read_history()
         return await wait_for_turn(self._runtime, self._patience, self.response_id, self.conversation, self.epoch)
 
-    async def _generate(self, engine: Engine, history: History) -> None:
+    async def _generate(self, lease: Lease, history: History) -> None:
         """Make the answer, or the rest of it where an engine or a gateway has died in the middle."""
+        engine = lease.engine
         context = await self._preparation.context(engine, history)
         if self.stream.state is State.QUEUED:
             self.stream.start(context.notice)
@@ -274,7 +276,7 @@ class Generation:
             self._end(FinishReason.LENGTH)
             return
         said = self._tally.usage.output_tokens
-        await self._consume(engine, generation_request(self.turn, self.epoch, context, said))
+        await self._consume(lease, generation_request(self.turn, self.epoch, context, said))
 
     async def _behind_the_text(self, engine: Engine, context: Context) -> Context:
         """Return the context with the text so far behind it."""
@@ -285,11 +287,12 @@ class Generation:
         left = context.max_tokens - self._tally.usage.output_tokens
         return replace(context, prompt=prompt, max_tokens=min(left, engine.context_length - prompt.token_count))
 
-    async def _consume(self, engine: Engine, request: GenerationRequest) -> None:
+    async def _consume(self, lease: Lease, request: GenerationRequest) -> None:
         """Pull chunks, once a tick: what the engine makes meanwhile gathers in it as one chunk."""
-        self.turn.model.asked(engine)
-        async with aclosing(engine.generate(request)) as chunks:
+        lease.asked()
+        async with aclosing(lease.engine.generate(request)) as chunks:
             async for chunk in chunks:
+                lease.heard()
                 self._receive(chunk)
                 if chunk.finish_reason is not None:
                     self._end(chunk.finish_reason)
@@ -298,7 +301,6 @@ class Generation:
         raise ProtocolError("engine_error", "the engine stopped without saying why")
 
     def _receive(self, chunk: Chunk) -> None:
-        self.turn.model.heard()
         self._tally.count(chunk)
         self.stream.push(chunk.text)
 

@@ -12,8 +12,9 @@ from protocol.errors import ProtocolError
 from server.access.auth import User
 from server.chat.errors import translate
 from server.chat.rights import may_use
-from server.config import Config
-from server.models.pool import Model, Pool
+from server.models.model import Model
+from server.models.pool import Pool
+from server.models.registry import Registry
 from server.store.base import Conversation, Store, StoredResponse
 
 T = TypeVar("T")
@@ -22,14 +23,13 @@ T = TypeVar("T")
 class Reads:
     """What a user may see. Every method raises ProtocolError; another user's ids look missing."""
 
-    def __init__(self, store: Store, pool: Pool, config: Config) -> None:
-        self._config = config
+    def __init__(self, store: Store, pool: Pool) -> None:
         self._store = store
         self._pool = pool
 
     async def models(self, user: User) -> dict[str, Any]:
-        models = [model for model in self._pool.models.values() if may_use(user, model.name, self._config)]
-        return {"object": "list", "data": [_wire_model(model) for model in models]}
+        models = [model for model in self._pool.models.values() if may_use(user, model)]
+        return {"object": "list", "data": [wire_model(model, self._pool.registry) for model in models]}
 
     async def response(self, user: User, id: str) -> bytes:
         """Return the response object as the store has it, as JSON."""
@@ -70,20 +70,31 @@ def terminal_event(stored: StoredResponse) -> bytes:
     )
 
 
-def _wire_model(model: Model) -> dict[str, Any]:
+def wire_model(model: Model, registry: Registry) -> dict[str, Any]:
     """Return the model object: OpenAI's, with the state that honest waiting needs."""
-    engine = model.engine
+    engine = model.ready_engine
     return {
         "id": model.name,
         "object": "model",
         "created": model.created_at,
         "owned_by": "tokenwire",
+        "aliases": registry.aliases(model.name),
         "state": model.state.value,
         "detail": model.detail,
         "progress": model.progress,
-        "context_length": engine.context_length if engine is not None and model.ready_engine else None,
-        "running": model.admission.running if model.admission else 0,
-        "waiting": model.admission.waiting if model.admission else 0,
+        "context_length": engine.context_length if engine is not None else None,
+        "pinned": model.needs.pinned,
+        "running": model.in_flight,
+        "waiting": len(model.wants),
+        "replicas": [
+            {
+                "id": replica.id,
+                "state": replica.phase.value,
+                "devices": [device.id for device in replica.devices],
+                "running": replica.leases,
+            }
+            for replica in model.replicas
+        ],
     }
 
 

@@ -42,7 +42,7 @@ from server.chat.following import ENDED, Follower, Following, read_journal
 from server.chat.generation import Generation, Interrupt, Resumed
 from server.chat.hub import Channel
 from server.chat.reads import Reads, terminal_event, wire_conversation
-from server.chat.rights import check_conversation, check_model, check_turn
+from server.chat.rights import check_conversation, check_turn, may_use
 from server.chat.runtime import Runtime
 from server.chat.session import wire_session
 from server.chat.turn import Turn, make_turn, message_items, restored_turn
@@ -63,7 +63,7 @@ class Chat:
         self._runtime = runtime
         self._store = runtime.store
         self._pool = pool
-        self.reads = Reads(self._store, pool, runtime.config)
+        self.reads = Reads(self._store, pool)
         self._following = Following(runtime)
         runtime.go_on_elsewhere = self._following.take_over
         self._feeds = Feeds(runtime, self._channel_of)
@@ -220,8 +220,7 @@ class Chat:
 
     def _turn(self, client: Client, command: ResponseCreate) -> Turn:
         """Give the turn its ids, its model, and what only this connection knows of its past."""
-        model = self._pool.get(command.model)
-        check_model(client.user, model.name, self._runtime.config)
+        model = self._pool.registry.get(command.model, lambda model: may_use(client.user, model))
         before = client.local.get(command.previous_response_id or "")
         return make_turn(client.user.id, model, command, before)
 

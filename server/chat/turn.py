@@ -16,7 +16,7 @@ from protocol.response_stream import ResponseHead, response_object
 from server.access.auth import tenant_of
 from server.chat.context import Context, ContextRequest
 from server.engine.base import GenerationRequest, Sampling
-from server.models.pool import Model
+from server.models.model import Model
 from server.store.base import NewTurn, StoredResponse
 
 
@@ -155,16 +155,22 @@ def generation_request(turn: Turn, epoch: int, context: Context, said: int) -> G
     """
     command = turn.command
     least = min(max(0, (command.min_tokens or 0) - said), context.max_tokens)
+
+    def drawn(name: str) -> Any:
+        """The client's word, else the model's."""
+        value = getattr(command, name)
+        return turn.model.sampling.get(name) if value is None else value
+
     sampling = Sampling(
         max_tokens=context.max_tokens,
-        temperature=command.temperature,
-        top_p=command.top_p,
-        top_k=command.top_k,
-        min_p=command.min_p,
+        temperature=drawn("temperature"),
+        top_p=drawn("top_p"),
+        top_k=drawn("top_k"),
+        min_p=drawn("min_p"),
         seed=command.seed,
-        presence_penalty=command.presence_penalty,
-        frequency_penalty=command.frequency_penalty,
-        repetition_penalty=command.repetition_penalty,
+        presence_penalty=drawn("presence_penalty"),
+        frequency_penalty=drawn("frequency_penalty"),
+        repetition_penalty=drawn("repetition_penalty"),
         min_tokens=least or None,
         ignore_eos=bool(command.ignore_eos),
         stop=command.stop_strings,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from protocol.errors import ProtocolError
 from protocol.events import Waiting
 from server.chat.patience import Patience
 from server.chat.runtime import Runtime, conversation_topic, wait_at_most
-from server.engine.base import Engine
-from server.models.pool import Model, ModelState
+from server.models.model import Model, Want
+from server.models.replica import Lease
 from server.store.base import History
 
 
@@ -52,25 +51,29 @@ async def wait_for_turn(
 
 
 @asynccontextmanager
-async def admitted(model: Model, patience: Patience) -> AsyncIterator[Engine]:
-    """Hold a place in a loaded engine. Raises QueueFullError, ProtocolError where the model is given up."""
-    await _loaded(model, patience)
-    assert model.admission is not None  # set before a model becomes ready for the first time
-    ticket = model.admission.enter()
-    try:
-        while not ticket.is_admitted:
-            patience.say(Waiting("admission", position=ticket.position))
-            ticket.changed.clear()
-            await ticket.changed.wait()
-        yield await _loaded(model, patience)  # it may have died meanwhile
-    finally:
-        ticket.release()
+async def admitted(model: Model, patience: Patience, conversation: str | None) -> AsyncIterator[Lease]:
+    """Hold a place in a loaded engine: of several, in the one that knows the conversation.
+
+    Raises QueueFullError, ModelsError where the model cannot be loaded.
+    """
+    async with AsyncExitStack() as stack:
+        with model.wanted() as want:
+            await _loaded(model, want, patience)
+            assert model.admission is not None  # set before a model becomes ready for the first time
+            ticket = model.admission.enter()
+            stack.callback(ticket.release)
+            while not ticket.is_admitted:
+                patience.say(Waiting("admission", position=ticket.position))
+                ticket.changed.clear()
+                await ticket.changed.wait()
+            while (lease := model.lease(conversation)) is None:
+                await _loaded(model, want, patience)  # it was unloaded or has died meanwhile
+            stack.callback(lease.release)
+        yield lease
 
 
-async def _loaded(model: Model, patience: Patience) -> Engine:
-    while (engine := model.ready_engine) is None:
-        if model.state is not ModelState.LOADING:
-            raise ProtocolError("model_unavailable", f"model '{model.name}' is {model.state.value}")
+async def _loaded(model: Model, want: Want, patience: Patience) -> None:
+    while model.ready_engine is None:
+        want.check()
         patience.say(Waiting("model_loading", progress=model.progress, detail=model.detail))
         await model.changed.wait()
-    return engine

@@ -99,6 +99,7 @@ class VllmSettings:
     enforce_eager: do not compile the model: quicker start, slower answers (without a GPU: true).
     cpu_kvcache_gib: memory for the running answers without a GPU, in GiB (1).
     seed: of answers that bring none themselves.
+    gpus: numbers of the GPUs that it may see; empty: all.
     extra: further arguments of vLLM's `EngineArgs`, by their Python names; they win over all others.
     """
 
@@ -111,6 +112,7 @@ class VllmSettings:
     enforce_eager: bool | None = None
     cpu_kvcache_gib: float | None = None
     seed: int | None = None
+    gpus: tuple[int, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 

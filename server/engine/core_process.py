@@ -29,7 +29,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -77,11 +77,13 @@ class CoreEntry:
 
     run: vLLM's entry, kept by name: the new process finds the original there, this one holds us in its place.
     output: our pipe's writing end.
+    gpus: numbers of the GPUs that it may see; empty: all.
     """
 
-    def __init__(self, run: Callable[..., None], output: Connection) -> None:
+    def __init__(self, run: Callable[..., None], output: Connection, gpus: Sequence[int] = ()) -> None:
         self._module, self._name = run.__module__, run.__qualname__
         self._output = output
+        self._gpus = ",".join(map(str, gpus))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take measures 1 and 3: here, as unpickling the arguments next imports vLLM and prints already."""
@@ -90,6 +92,8 @@ class CoreEntry:
         for descriptor in (1, 2):
             os.dup2(self._output.fileno(), descriptor)
         self._output.close()
+        if self._gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = self._gpus  # read when CUDA is first used; not in our own process
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Take measure 2, then be EngineCore."""

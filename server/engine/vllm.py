@@ -120,7 +120,7 @@ class VllmEngine:
             start.step("reading the model's settings")
             arguments = engine_arguments(self._source, self._settings, cpu=current_platform.is_cpu())
             config = AsyncEngineArgs(**arguments).create_engine_config()
-            with start.engine_process(EngineCoreProc, "run_engine_core"):
+            with start.engine_process(EngineCoreProc, "run_engine_core", self._settings.gpus):
                 # Kept nowhere else, a local of this frame would outlive `wait_closed`.
                 self._llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
             start.step("preparing the chat template")

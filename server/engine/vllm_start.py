@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,7 +70,7 @@ class Start:
             kill_group(process)
 
     @contextlib.contextmanager
-    def engine_process(self, owner: Any, entry: str) -> Iterator[None]:
+    def engine_process(self, owner: Any, entry: str, gpus: Sequence[int] = ()) -> Iterator[None]:
         """Let the EngineCore that vLLM starts meanwhile begin in `core_process.CoreEntry`.
 
         owner, entry: vLLM's class and the name of its entry; there is no hook for this, so we stand in its place.
@@ -79,7 +79,7 @@ class Start:
             self.step("starting the engine process")
             original = getattr(owner, entry)
             self.output = output = CoreOutput(verbose=self._verbose, on_process=self._started, on_loading=self._loading)
-            setattr(owner, entry, staticmethod(CoreEntry(original, output.writer)))
+            setattr(owner, entry, staticmethod(CoreEntry(original, output.writer, gpus)))
             try:
                 yield
             except BaseException:

@@ -1,18 +1,25 @@
-"""The models of this server: their engines, loaded at start, watched, and started again when one dies."""
+"""The models of this server: their engines loaded when wanted, watched, and started again when one dies.
+
+`placement` decides, this executes: one task looks at the whole whenever something has changed, each replica has a task
+for its life.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import difflib
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Final
 
-from server.access.admission import Admission
 from server.engine.base import Engine, EngineStartError
-from server.observe.metrics import ModelMetrics
+from server.models import placement
+from server.models.errors import ModelFailedError, NoRoomError
+from server.models.model import Model, ModelState, Want
+from server.models.placement import Device, Phase, Policy, ReplicaView
+from server.models.registry import Registry
+from server.models.replica import Replica
 
 logger = logging.getLogger(__name__)
 
@@ -20,215 +27,308 @@ RESTART_FIRST_S: Final = 1.0  # back-off between starts of a dead engine: double
 RESTART_MAX_S: Final = 60.0
 STABLE_S: Final = 60.0  # an engine that lived this long begins a new row of failures
 MAX_RESTARTS: Final = 5  # failed starts in a row before the model is given up
-HEALTH_INTERVAL_S: Final = 2.0  # a dead EngineCore is noticed at the latest after this, also when idle
+WANT_TIMEOUT_S: Final = 600.0  # who has waited this long for room is told that there is none
+LOCAL: Final = Device("local")  # where nobody has declared devices: one without bounds
 
-
-class ModelState(StrEnum):
-    """Where a model is in its life."""
-
-    LOADING = "loading"
-    READY = "ready"
-    FAILED = "failed"
-
-
-class UnknownModelError(Exception):
-    """No model of that name; the text names the nearest ones."""
-
-
-class ModelFailedError(Exception):
-    """The model could not be started, and will not be tried again."""
-
-
-@dataclass(eq=False)
-class Model:
-    """One model and its engine.
-
-    start_timeout_s: loading may take this long; None sets no bound.
-    changed: set, then replaced, at every change of state or progress.
-    """
-
-    name: str
-    make_engine: Callable[[], Engine]
-    max_queue: int
-    created_at: int
-    system_prompt: str | None = None
-    start_timeout_s: float | None = None
-    metrics: ModelMetrics | None = None
-    state: ModelState = ModelState.LOADING
-    detail: str = "waiting to start"
-    progress: float | None = None
-    said: tuple[ModelState, str, int | None] | None = None  # what was logged last
-    engine: Engine | None = None
-    admission: Admission | None = None
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    died: asyncio.Event = field(default_factory=asyncio.Event)
-    last_token_at: float = 0.0  # loop time of the newest sign of life while requests run
-
-    @property
-    def ready_engine(self) -> Engine | None:
-        return self.engine if self.state is ModelState.READY else None
-
-    def asked(self, engine: Engine) -> None:
-        """A request goes to this engine: where it had nothing to do, its silence begins now.
-
-        Where it had, new requests do not make the silence shorter: else a hung engine with users would never be found.
-        """
-        if not engine.unfinished:
-            self.heard()
-
-    def heard(self) -> None:
-        """The engine has made something."""
-        self.last_token_at = asyncio.get_running_loop().time()
-
-    def report_dead(self, engine: Engine) -> None:
-        """A request found this engine dead: take nothing to it any more, and start another."""
-        if engine is self.engine and self.state is ModelState.READY:
-            self.set(ModelState.LOADING, "the engine died", level=logging.ERROR)
-            self.died.set()
-
-    def set(self, state: ModelState, detail: str, progress: float | None = None, *, level: int = logging.INFO) -> None:
-        """Note a change, log each step and each tenth of it, and wake who waits for it."""
-        said = (state, detail, None if progress is None else int(progress * 10))
-        if said != self.said:
-            words = detail if progress is None else f"{detail}: {progress:.0%}"
-            logger.log(level, "model %s: %s", self.name, words, extra={"model": self.name, "state": state.value})
-        self.said = said
-        self.state, self.detail, self.progress = state, detail, progress
-        if self.metrics is not None:
-            self.metrics.engine_up(up=state is ModelState.READY)
-        self.changed.set()
-        self.changed = asyncio.Event()
+EngineFactory = Callable[[tuple[Device, ...]], Engine]
 
 
 class Pool:
-    """Keep every configured model's engine running.
+    """Keep what is needed loaded.
 
+    models: in the order of the configuration; those with a floor, and the default, are loaded at the start.
+    default: the model for requests that name none.
     stall_timeout_s: an engine that makes no token this long while requests run counts as dead.
-
-    models: by name, in the order of the configuration. default: the model for requests that name none.
+    want_timeout_s: how long clients wait for room.
     """
 
-    def __init__(self, models: Mapping[str, Model], default: str, stall_timeout_s: float) -> None:
-        self.models = models
-        self.default = default
+    def __init__(
+        self,
+        models: Iterable[Model],
+        default: str,
+        stall_timeout_s: float,
+        *,
+        devices: Sequence[Device] = (LOCAL,),
+        policy: Policy = Policy(),  # noqa: B008 frozen
+        want_timeout_s: float = WANT_TIMEOUT_S,
+    ) -> None:
+        self.registry = Registry(default=default)
+        self.devices = {device.id: device for device in devices}
+        self.evictions = 0
+        self.loads = 0
+        self.on_loaded: Callable[[], None] = lambda: None  # called after each load
+        self._policy = policy
         self._stall_timeout_s = stall_timeout_s
-        self._keepers: list[asyncio.Task[None]] = []
+        self._want_timeout_s = want_timeout_s
+        self._poked = asyncio.Event()
+        self._someone_failed = asyncio.Event()
+        self._placer: asyncio.Task[None] | None = None
+        self._lives: dict[asyncio.Task[None], Replica] = {}
+        self._gone: dict[str, Model] = {}  # removed, with replicas that still run
+        self._turns: dict[str, asyncio.Lock] = {device.id: asyncio.Lock() for device in devices}
+        self._first: list[Model] = []  # what `wait_ready` waits for
+        self._pushed_out: dict[Model, str] = {}  # evicted model -> the one it was evicted for, while that loads
+        for model in models:
+            self.add(model)
+
+    @property
+    def models(self) -> Mapping[str, Model]:
+        """By id."""
+        return self.registry.models
+
+    @property
+    def default(self) -> str:
+        return self.registry.default
+
+    def get(self, name: str | None) -> Model:
+        """Return the model of that name, or the default. Raises UnknownModelError."""
+        return self.registry.get(name)
+
+    def add(self, model: Model, aliases: Iterable[str] = ()) -> None:
+        """Take a model in; nothing is loaded before it is wanted. Raises RegistryError."""
+        self.registry.add(model)
+        for alias in aliases:
+            self.registry.new_alias(alias, model.name)
+        model.poke = self.poke
+        self.poke()
+
+    # Life
 
     def start(self) -> None:
-        """Begin to load every model, one after the other (they share one machine), and keep each running."""
-        turn = asyncio.Lock()
-        self._keepers = [
-            asyncio.create_task(self._keep(model, turn), name=f"model {model.name}") for model in self.models.values()
-        ]
+        """Begin to load what must be there, one after the other on each device, and to serve wants."""
+        default = self.registry.find(self.default)
+        self._first = [model for model in self.models.values() if model.needs.floor or model is default]
+        if default is not None and not default.needs.floor:
+            default.want(Want(until_ready=True))
+        self._placer = asyncio.create_task(self._place(), name="placement")
 
     async def wait_ready(self) -> None:
-        """Return when every model is ready; raise ModelFailedError when one is given up."""
-        for model in self.models.values():
+        """Return when every model that is loaded at the start is ready; raise ModelFailedError when one is given up."""
+        for model in self._first:
             while model.state is not ModelState.READY:
-                if model.state is ModelState.FAILED:
+                if model.given_up:
                     raise ModelFailedError(model.detail)
                 await model.changed.wait()
 
     async def wait_failed(self) -> None:
-        """Return when a model has been given up: the server cannot do its work any more."""
-        if self._keepers:
-            await asyncio.wait(self._keepers, return_when=asyncio.FIRST_COMPLETED)
-
-    def get(self, name: str | None) -> Model:
-        """Return the model of that name, or the default. Raises UnknownModelError."""
-        model = self.models.get(name or self.default)
-        if model is None:
-            near = difflib.get_close_matches(name or "", self.models, n=3) or list(self.models)[:5]
-            raise UnknownModelError(f"there is no model '{(name or '')[:100]}'; there is {', '.join(near)}")
-        return model
+        """Return when every model has been given up: the server cannot do its work any more."""
+        while not all(model.given_up for model in self.models.values()):
+            self._someone_failed.clear()
+            await self._someone_failed.wait()
 
     def close(self) -> None:
         """Begin to stop every engine; idempotent."""
-        for keeper in self._keepers:
-            keeper.cancel()
-        for model in self.models.values():
-            if model.engine is not None:
-                model.engine.close()
+        for task in (self._placer, *self._lives):
+            if task is not None:
+                task.cancel()
+        for replica in self._lives.values():
+            if replica.engine is not None:
+                replica.engine.close()
 
     async def wait_closed(self) -> None:
         """Return when every engine is gone."""
-        if self._keepers:
-            await asyncio.wait(self._keepers)
-        for model in self.models.values():
-            if model.engine is not None:
-                await model.engine.wait_closed()
+        tasks = [task for task in (self._placer, *self._lives) if task is not None]
+        if tasks:
+            await asyncio.wait(tasks)
 
-    async def _keep(self, model: Model, turn: asyncio.Lock) -> None:
-        """Start the model's engine, watch it, start it again when it dies; return when that fails too often."""
+    def poke(self) -> None:
+        """Something has changed: look at the whole again."""
+        self._poked.set()
+
+    # Placement
+
+    async def _place(self) -> None:
         loop = asyncio.get_running_loop()
-        failures = 0
         while True:
+            self._poked.clear()
             try:
-                async with turn:
-                    await self._start(model)
-                started_at = loop.time()
-                await self._watch(model)
-                # An engine that dies at once is as good as one that does not start.
-                failures = 0 if loop.time() - started_at >= STABLE_S else failures + 1
-            except Exception as error:  # what nobody expected is a failed start, too: waiting for it must end
-                if not isinstance(error, EngineStartError):
-                    logger.exception("model %s: unexpected error", model.name, extra={"model": model.name})
-                failures += 1
-                # At the server's own start nothing is gained by waiting: say what is wrong and end.
-                if model.admission is None or failures >= MAX_RESTARTS:
-                    model.set(ModelState.FAILED, str(error) or type(error).__name__)
-                    return
-            delay = min(RESTART_FIRST_S * 2**failures, RESTART_MAX_S)
-            model.set(ModelState.LOADING, f"the engine died; starting it again in {delay:.0f} s")
-            await asyncio.sleep(delay)
+                look_at = self._step(loop.time())
+            except Exception:  # this task must live: without it nothing is loaded any more
+                logger.exception("placement failed")
+                look_at = loop.time() + RESTART_FIRST_S
+            try:
+                async with asyncio.timeout_at(None if look_at == math.inf else look_at):
+                    await self._poked.wait()
+            except TimeoutError:
+                pass  # it is time
 
-    async def _start(self, model: Model) -> None:
-        model.engine = engine = model.make_engine()
-        model.set(ModelState.LOADING, "starting the engine")
+    def _step(self, now: float) -> float:
+        """Do what is to be done now; return when to look again."""
+        look_at = self._fail_late_wants(now)
+        decided = placement.plan(self._view(now))
+        for action in decided.actions:
+            self._do(action)
+        return min(look_at, decided.look_at)
+
+    def _fail_late_wants(self, now: float) -> float:
+        look_at = math.inf
+        for model in self.models.values():
+            if not model.wants or model.wanted_since is None:
+                continue
+            if model.given_up and model.retry_at > now:
+                model.fail_wants(ModelFailedError(model.detail, model.retry_at - now))
+                continue
+            is_waiting = all(replica.phase is not Phase.LOADING for replica in model.replicas)
+            due = model.wanted_since + self._want_timeout_s
+            if is_waiting and due <= now:
+                text = f"there was no room for model '{model.name}' within {self._want_timeout_s:g} s: others are busy"
+                model.fail_wants(NoRoomError(text, retry_after_s=RESTART_FIRST_S))
+            elif is_waiting:
+                look_at = min(look_at, due)
+        return look_at
+
+    def _view(self, now: float) -> placement.State:
+        """Return what `placement` needs to know: of the models only those that something has to be done about."""
+        models = {
+            model.name: placement.ModelView(model.needs, model.target, model.retry_at, model.given_up)
+            for model in self._all()
+            if model.replicas or model.is_due
+        }
+        wants = [
+            placement.Want(model.name, now if model.wanted_since is None else model.wanted_since, not model.wants)
+            for model in self.models.values()
+            if model.wanted_since is not None or model.is_to_restore
+        ]
+        return placement.State(
+            now=now,
+            devices=tuple(self.devices.values()),
+            models=models,
+            replicas=[self._replica_view(model, replica) for model in self._all() for replica in model.replicas],
+            wants=wants,
+            policy=self._policy,
+        )
+
+    def _replica_view(self, model: Model, replica: Replica) -> ReplicaView:
+        waiting = len(model.wants) if replica.phase is Phase.READY else 0
+        devices = tuple(device.id for device in replica.devices)
+        in_use = replica.leases + waiting
+        return ReplicaView(
+            replica.id, model.name, replica.phase, devices, in_use, replica.last_used, replica.drains_for_good
+        )
+
+    def _all(self) -> Iterator[Model]:
+        yield from self.models.values()
+        yield from self._gone.values()
+
+    def _do(self, action: placement.Action) -> None:
+        match action:
+            case placement.Load():
+                self._load(self.models[action.model], action.devices)
+            case placement.Unload():
+                self._unload(self._find(action.replica), action.cause)
+            case placement.Drain():
+                replica = self._find(action.replica)
+                replica.drains_for_good = action.for_good
+                why = "there are enough others" if action.for_good else f"makes room for {action.cause}"
+                replica.set(Phase.DRAINING, why)
+            case placement.Resume():
+                self._find(action.replica).set(Phase.READY, "ready")
+            case placement.Refuse():
+                self._refuse(self.models[action.model], action.reason)
+            case placement.Wake():
+                raise NotImplementedError
+
+    def _find(self, replica_id: str) -> Replica:
+        return next(r for model in self._all() for r in model.replicas if r.id == replica_id)
+
+    def _refuse(self, model: Model, reason: str) -> None:
+        text = f"model '{model.name}' cannot be loaded: {reason}"
+        if model.needs.floor and not model.replicas:
+            self._give_up(model, text)
+        model.fail_wants(NoRoomError(text))
+
+    def _unload(self, replica: Replica, cause: str | None) -> None:
+        if cause is not None:
+            self.evictions += 1
+            self._pushed_out[self.models[replica.model]] = cause
+        replica.stop("unloading" if cause is None else f"unloading, to make room for {cause}")
+
+    # Replicas
+
+    def _load(self, model: Model, devices: tuple[str, ...]) -> None:
+        replica = model.new_replica(tuple(self.devices[device] for device in devices))
+        model.given_up = False
+        task = asyncio.create_task(self._live(model, replica), name=f"replica {replica.id}")
+        self._lives[task] = replica
+        task.add_done_callback(self._lives.pop)
+
+    async def _live(self, model: Model, replica: Replica) -> None:
+        """Start a replica's engine, watch it, and clear up when it ends."""
+        loop = asyncio.get_running_loop()
+        fault: Exception | None = None
+        started_at: float | None = None
         try:
-            async with asyncio.timeout(model.start_timeout_s) as limit:
-                await engine.start(lambda words, done: model.set(ModelState.LOADING, words, done))
-        except BaseException as error:
-            engine.close()
-            await asyncio.shield(engine.wait_closed())
-            model.engine = None
-            if limit.expired():
-                text = f"model {model.name} was not loaded within {model.start_timeout_s:g} s ({model.detail})"
-                raise EngineStartError(f"{text}; raise vllm.start_timeout_s") from error
-            raise
-        if model.admission is None:
-            model.admission = Admission(engine.max_concurrency, model.max_queue)
-        model.set(ModelState.READY, "ready")
-
-    async def _watch(self, model: Model) -> None:
-        """Return when the engine has died and its remains are gone."""
-        engine = model.engine
-        assert engine is not None
-        model.died.clear()
-        why = ""
-        while not why:
-            why = await self._fault(model, engine)
-        model.set(ModelState.LOADING, why, level=logging.ERROR)
-        engine.close()
-        await asyncio.shield(engine.wait_closed())
-
-    async def _fault(self, model: Model, engine: Engine) -> str:
-        """Wait for the next look at the engine; return what is wrong with it, or nothing.
-
-        Health is judged by tokens, not by a process being there: a stopped process is as good as none.
-        """
-        try:
-            async with asyncio.timeout(HEALTH_INTERVAL_S):
-                await model.died.wait()
-        except TimeoutError:
-            pass  # nobody has seen it die: look for ourselves
+            async with AsyncExitStack() as turn:
+                for device in sorted(device.id for device in replica.devices):
+                    await turn.enter_async_context(self._turns[device])
+                if model.is_due or model.target > 1:  # else who wanted it is gone: no load for nobody
+                    await replica.start(model.make_engine(replica.devices), model.start_timeout_s)
+                    started_at = loop.time()
+            if started_at is not None and not replica.is_stopping:
+                self._ready(model, replica)
+                died_of = await replica.watch(self._stall_timeout_s)
+                fault = EngineStartError(died_of) if died_of is not None else None
+        except Exception as error:  # what nobody expected is a failed start, too: waiting for it must end
+            if not isinstance(error, EngineStartError):
+                logger.exception("model %s: unexpected error", model.name, extra={"model": model.name})
+            fault = error
+        finally:
+            await replica.close()
+        model.replicas.remove(replica)
+        if fault is None:
+            logger.info("model %s: unloaded", model.name, extra={"model": model.name, "state": "unloaded"})
         else:
-            return "the engine died"
-        try:
-            await engine.check_health()
-        except Exception as error:  # noqa: BLE001 whatever it is, it does not say that the engine is well
-            return str(error) or type(error).__name__
-        silent_s = asyncio.get_running_loop().time() - model.last_token_at
-        if model.admission and model.admission.running and engine.unfinished and silent_s > self._stall_timeout_s:
-            return f"the engine has made no token for {silent_s:.0f} s"
-        return ""
+            self._failed(model, fault, -1.0 if started_at is None else loop.time() - started_at)
+        self._after(model)
+
+    def _ready(self, model: Model, replica: Replica) -> None:
+        self.loads += 1
+        model.fault = None
+        model.is_to_restore = False
+        for want in [want for want in model.wants if want.until_ready]:
+            model.unwant(want)
+        replica.heard()
+        replica.used()
+        replica.phase = Phase.READY  # counts for the places; told to everybody below
+        model.resize()
+        replica.set(Phase.READY, "ready")
+        self._settle(model, restore=False)
+        self.on_loaded()
+
+    def _failed(self, model: Model, fault: Exception, lived_s: float) -> None:
+        """Back off; give the model up where another try is of no use."""
+        # An engine that dies at once is as good as one that does not start.
+        model.failures = 0 if lived_s >= STABLE_S else model.failures + 1
+        delay = min(RESTART_FIRST_S * 2**model.failures, RESTART_MAX_S)
+        model.retry_at = asyncio.get_running_loop().time() + delay
+        text = str(fault) or type(fault).__name__
+        model.is_to_restore = False
+        self._settle(model, restore=True)
+        # One that has never run gains nothing by waiting: say what is wrong.
+        if model.admission is None or model.failures >= MAX_RESTARTS:
+            self._give_up(model, text)
+            model.fail_wants(ModelFailedError(text, delay))
+        elif model.is_due:
+            model.fault = f"the engine died; starting it again in {delay:g} s"
+            logger.warning("model %s: %s", model.name, model.fault, extra={"model": model.name})
+
+    def _settle(self, model: Model, *, restore: bool) -> None:
+        """What was pushed out for this model has gone for good, or comes back since it was in vain."""
+        for other in [other for other, cause in self._pushed_out.items() if cause == model.name]:
+            del self._pushed_out[other]
+            other.is_to_restore = restore and not other.is_removed and other.ready_engine is None
+
+    def _give_up(self, model: Model, text: str) -> None:
+        if not model.given_up:
+            logger.error("model %s: %s", model.name, text, extra={"model": model.name, "state": "failed"})
+        model.given_up = True
+        model.fault = text
+        model.tell()
+        self._someone_failed.set()
+
+    def _after(self, model: Model) -> None:
+        """A replica is gone."""
+        if model.is_removed and not model.replicas:
+            self._gone.pop(model.name, None)
+        model.resize()
+        model.tell()

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from server.config_loading import load_config
 from server.models.sources import DEFAULT_MODEL
 from tests.support.server import ROOT, ServerProcess
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+TOML = re.findall(r"^```toml\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+SETTINGS = [text for text in TOML if "\n[models." in text]  # the others are other programs'
 COMMANDS = re.findall(r"^\$ (.+?)(?:  +#.*)?$", README, re.MULTILINE)
 
 
@@ -27,8 +30,16 @@ def test_the_python_runs_unchanged_but_for_the_port(code: str, tmp_path: Path):
         assert done.stdout == "What is the capital of France?\nAnd of Italy?\n"
 
 
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_the_settings_are_valid(settings: str, tmp_path: Path):
+    file = tmp_path / "tokenwire.toml"
+    file.write_text(settings)
+    assert load_config({}, {}, file).models
+
+
 def test_there_is_python_and_there_are_commands():
     assert len(PYTHON) == 1
+    assert len(SETTINGS) == 1
     assert len(COMMANDS) > 8
 
 

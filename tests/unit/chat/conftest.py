@@ -10,14 +10,15 @@ import pytest
 
 from protocol.codec import encode
 from protocol.commands import ResponseCreate, parse_command
-from server.access.admission import Admission
 from server.chat import feeds, following, patience, runtime, takeover
 from server.chat.generation import Generation
 from server.chat.runtime import Runtime
 from server.chat.service import Chat
 from server.chat.takeover import Takeover
 from server.config import Config, LimitsConfig, StoreConfig
-from server.models.pool import Model, ModelState, Pool
+from server.models.model import Model
+from server.models.placement import Phase
+from server.models.pool import LOCAL, Pool
 from server.observe.metrics import Metrics
 from server.store.base import Conversation
 from server.store.journal import Journal
@@ -57,17 +58,21 @@ class Gateway:
         metrics = Metrics()
         self.journal = Journal(store, metrics, config.store)
         self.runtime = Runtime(config, store, self.journal, bus, metrics, name)  # type: ignore[arg-type]
-        self.model = Model("m", lambda: self.engine, 10, 1)
-        self.pool = Pool({"m": self.model}, "m", 100)
+        self.model = Model("m", lambda _devices: self.engine, 10, 1)
+        self.pool = Pool([self.model], "m", 100)
         self.chat = Chat(self.runtime, self.pool)
         self.takeover = Takeover(self.runtime, self.chat.adopt)
         self.client = MemoryClient()
         self.replace_engine(self.engine)
 
     def replace_engine(self, engine: ScriptedEngine) -> None:
-        self.engine = self.model.engine = engine
-        self.model.admission = self.model.admission or Admission(engine.max_concurrency, 10)
-        self.model.set(ModelState.READY, "ready")
+        self.engine = engine
+        self.model.replicas.clear()
+        replica = self.model.new_replica((LOCAL,))
+        replica.engine = engine
+        replica.set(Phase.READY, "ready")
+        self.model.resize()
+        self.model.tell()
 
     async def open(self) -> None:
         self.journal.start()

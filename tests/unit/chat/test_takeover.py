@@ -10,7 +10,7 @@ import pytest
 
 from server.chat import generation as generations
 from server.chat import takeover
-from server.models.pool import ModelState
+from server.models.model import ModelState
 from server.store.base import StoreUnavailableError
 from tests.support.memory import MemoryClient, until
 from tests.support.scripted import ScriptedEngine

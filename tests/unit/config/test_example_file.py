@@ -10,27 +10,29 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from server.config import Config, ModelConfig
-from server.config_loading import load_config, setting_keys
+from server.config import Config
+from server.config_loading import TABLES, load_config, setting_keys
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "tokenwire.example.toml"
 TEXT = EXAMPLE.read_text(encoding="utf-8")
 UNCOMMENTED = re.sub(r"^#(?=[\[a-z])", "", TEXT, flags=re.MULTILINE)
 SHOWN: dict[str, Any] = tomllib.loads(UNCOMMENTED)
+REQUIRED = {"models.NAME.source", "devices.NAME.memory_gib"}
 
 
 def shown(key: str) -> Any:
     """The value that the file shows for a dotted key."""
     value: Any = SHOWN
-    for part in key.replace("NAME", "my-model").split("."):
+    for part in key.replace("models.NAME", "models.my-model").replace("devices.NAME", "devices.gpu0").split("."):
         value = value[part]
     return value
 
 
 def default(key: str) -> Any:
     """The schema's default."""
-    model: type[BaseModel] = ModelConfig if key.startswith("models.") else Config
-    *tables, name = key.removeprefix("models.NAME.").split(".")
+    table, is_named, rest = key.partition(".NAME.")
+    model: type[BaseModel] = TABLES[table] if is_named else Config
+    *tables, name = (rest if is_named else key).split(".")
     for table in tables:
         annotation = model.model_fields[table].annotation
         assert isinstance(annotation, type)
@@ -59,10 +61,12 @@ def test_it_shows_nothing_else():
             found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key}
         return found
 
-    assert {key.replace("my-model", "NAME") for key in flat(SHOWN)} == set(setting_keys()) - {"models"}
+    assert {key.replace("my-model", "NAME").replace("gpu0", "NAME") for key in flat(SHOWN)} == set(
+        setting_keys()
+    ) - set(TABLES)
 
 
-@pytest.mark.parametrize("key", sorted(set(setting_keys()) - {"models", "models.NAME.source"}))
+@pytest.mark.parametrize("key", sorted(set(setting_keys()) - set(TABLES) - REQUIRED))
 def test_it_shows_the_default(key):
     """The value shown is the schema's default; where that is None, a comment above says what unset means."""
     expected = default(key)
@@ -78,7 +82,7 @@ def lines() -> list[str]:
     return TEXT.splitlines()
 
 
-@pytest.mark.parametrize("key", sorted(key for key in setting_keys() if not key.startswith("models")))
+@pytest.mark.parametrize("key", sorted(key for key in setting_keys() if key.partition(".")[0] not in TABLES))
 def test_it_shows_the_lower_bound(key):
     """The comment above a number names its lowest value."""
     model: type[BaseModel] = Config

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from server.models import pool as pools
-from server.models.pool import Model, ModelFailedError, ModelState, Pool, UnknownModelError
+from server.models import replica as replicas
+from server.models.errors import ModelFailedError, NoRoomError, UnknownModelError
+from server.models.model import Model, ModelState
+from server.models.placement import Device, Needs, Phase, Policy
+from server.models.pool import LOCAL, Pool
+from server.models.replica import Lease
 from server.observe.metrics import Metrics
 from tests.support.memory import until
 from tests.support.scripted import ScriptedEngine, start_fault
@@ -21,7 +26,7 @@ def scaled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "RESTART_FIRST_S", 0.001)
     monkeypatch.setattr(pools, "RESTART_MAX_S", 0.004)
     monkeypatch.setattr(pools, "STABLE_S", 0.0)  # every engine that starts has lived long enough
-    monkeypatch.setattr(pools, "HEALTH_INTERVAL_S", 0.002)
+    monkeypatch.setattr(replicas, "HEALTH_INTERVAL_S", 0.002)
 
 
 class Factory:
@@ -31,7 +36,7 @@ class Factory:
         self.made: list[ScriptedEngine] = []
         self._planned = list(engines)
 
-    def __call__(self) -> ScriptedEngine:
+    def __call__(self, devices: tuple[Device, ...] = ()) -> ScriptedEngine:
         self.made.append(self._planned.pop(0) if self._planned else ScriptedEngine())
         return self.made[-1]
 
@@ -60,11 +65,11 @@ async def make_pool() -> AsyncIterator[MakePool]:
     made: list[Pool] = []
 
     def make(*factories: Factory, stall_timeout_s: float = 100, **fields: Any) -> Any:
-        models = {f"m{n}": Model(f"m{n}", factory, 10, 1, **fields) for n, factory in enumerate(factories)}
+        models = [Model(f"m{n}", factory, 10, 1, **fields) for n, factory in enumerate(factories)]
         pool = Pool(models, "m0", stall_timeout_s)
         made.append(pool)
         pool.start()
-        return pool, models["m0"]
+        return pool, models[0]
 
     yield make
     for pool in made:
@@ -88,13 +93,13 @@ async def test_start(make_pool):
 
 async def test_every_step_of_loading_is_logged_once(caplog):
     """A load of minutes shows that it goes on: its steps, and each tenth of a long one."""
-    model = Model("m", Factory(), 10, 1)
-    caplog.set_level("INFO", logger=pools.__name__)
-    model.set(ModelState.LOADING, "importing")
+    replica = Model("m", Factory(), 10, 1).new_replica((LOCAL,))
+    caplog.set_level("INFO", logger=replicas.__name__)
+    replica.set(Phase.LOADING, "importing")
     for percent in range(15):
-        model.set(ModelState.LOADING, "loading weights", percent / 100)
-    model.set(ModelState.LOADING, "warming up")
-    model.set(ModelState.READY, "ready")
+        replica.set(Phase.LOADING, "loading weights", percent / 100)
+    replica.set(Phase.LOADING, "warming up")
+    replica.set(Phase.READY, "ready")
     said = [record.getMessage() for record in caplog.records]
     steps = ["importing", "loading weights: 0%", "loading weights: 10%", "warming up", "ready"]
     assert said == [f"model m: {step}" for step in steps]
@@ -122,7 +127,7 @@ async def test_a_first_start_that_fails(make_pool, fault, caplog):
         await pool.wait_ready()
     await pool.wait_failed()
     assert model.state is ModelState.FAILED
-    assert model.engine is None
+    assert model.replicas == []
     assert factory.made[0].is_gone
     assert len(factory.made) == 1
 
@@ -176,15 +181,15 @@ async def test_an_engine_that_hangs(make_pool):
     pool, model = make_pool(factory, stall_timeout_s=0.02)
     await pool.wait_ready()
     engine = factory.made[0]
-    model.last_token_at = asyncio.get_running_loop().time()
-    ticket = model.admission.enter()
+    lease = model.lease(None)
+    lease.asked()
     for _ in range(20):
         await asyncio.sleep(0)
-    assert model.ready_engine is engine  # admitted, but nothing runs in the engine
+    assert model.ready_engine is engine  # leased, but nothing runs in the engine
     engine.unfinished = 1
     await until(lambda: len(factory.made) == 2)
     assert engine.is_gone
-    ticket.release()
+    lease.release()
     await pool.wait_ready()
     assert model.ready_engine is factory.made[1]
 
@@ -194,16 +199,16 @@ async def test_new_requests_do_not_hide_a_hang(make_pool):
     factory = Factory()
     pool, model = make_pool(factory)
     await pool.wait_ready()
-    engine = factory.made[0]
-    model.asked(engine)
-    asked_at = model.last_token_at
+    engine, replica = factory.made[0], model.replicas[0]
+    model.lease(None).asked()
+    asked_at = replica.last_token_at
     await asyncio.sleep(0.001)
     engine.unfinished = 1
-    model.asked(engine)
-    assert model.last_token_at == asked_at
+    model.lease(None).asked()
+    assert replica.last_token_at == asked_at
     engine.unfinished = 0
-    model.asked(engine)
-    assert model.last_token_at > asked_at
+    model.lease(None).asked()
+    assert replica.last_token_at > asked_at
 
 
 async def test_a_start_that_takes_too_long(make_pool):
@@ -214,7 +219,7 @@ async def test_a_start_that_takes_too_long(make_pool):
         ModelFailedError, match=r"m0 was not loaded within 0.01 s \(loading\); raise vllm.start_timeout_s"
     ):
         await pool.wait_ready()
-    assert model.engine is None
+    assert model.replicas == []
     assert factory.made[0].is_gone
 
 
@@ -236,26 +241,18 @@ async def test_a_metric_says_whether_it_can_answer(make_pool):
     assert up() == 0
 
 
-async def test_restarts_back_off_and_are_given_up(make_pool, monkeypatch):
+async def test_restarts_back_off_and_are_given_up(make_pool, caplog):
     """Each failed start waits twice as long, up to a bound; after five in a row the model is given up."""
-    delays: list[float] = []
-    sleep = asyncio.sleep
-
-    async def noted(delay: float) -> None:
-        if asyncio.current_task().get_name().startswith("model "):  # type: ignore[union-attr]
-            delays.append(delay)
-            delay = 0
-        await sleep(delay)
-
     factory = Factory(ScriptedEngine(), *[broken() for _ in range(9)])
     pool, model = make_pool(factory)
     await pool.wait_ready()
-    monkeypatch.setattr(asyncio, "sleep", noted)
     model.report_dead(factory.made[0])
     await pool.wait_failed()
     assert model.state is ModelState.FAILED
     assert len(factory.made) == 1 + pools.MAX_RESTARTS
-    assert delays == [0.001, 0.002, 0.004, 0.004, 0.004]
+    said = [record.getMessage() for record in caplog.records]
+    delays = [text.rpartition(" in ")[2] for text in said if "starting it again" in text]
+    assert delays == ["0.001 s", "0.002 s", "0.004 s", "0.004 s", "0.004 s"]
     assert all(engine.is_gone for engine in factory.made)
     with pytest.raises(ModelFailedError):
         await pool.wait_ready()
@@ -315,3 +312,222 @@ async def test_names(make_pool):
     assert pool.get("m1").name == "m1"
     with pytest.raises(UnknownModelError, match="there is no model 'm2'; there is m"):
         pool.get("m2")
+
+
+# One device that holds one of two models
+
+
+SMALL = {"devices": (Device("d", 1.0),), "policy": Policy(threshold=1.0, swap_after_s=0.02)}
+
+
+class Shared:
+    """Models that fit one at a time, loaded when they are asked for."""
+
+    def __init__(self, names: str, **options: Any) -> None:
+        self.factories = {name: Factory() for name in names}
+        self.models = {name: Model(name, factory, 10, 1, needs=Needs(1.0)) for name, factory in self.factories.items()}
+        self.pool = Pool(self.models.values(), "", 100, **{**SMALL, **options})
+        self.order: list[str] = []  # in which models were answered
+
+    def __getitem__(self, name: str) -> Model:
+        return self.models[name]
+
+    def made(self, name: str) -> int:
+        return len(self.factories[name].made)
+
+    def loads(self) -> int:
+        return sum(len(factory.made) for factory in self.factories.values())
+
+    async def lease(self, name: str) -> Lease:
+        """Wait as an answer does."""
+        model = self.models[name]
+        with model.wanted() as want:
+            while (lease := model.lease(None)) is None:
+                want.check()
+                await model.changed.wait()
+        self.order.append(name)
+        return lease
+
+    async def turn(self, name: str, seconds: float = 0.001) -> None:
+        lease = await self.lease(name)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            lease.release()
+
+
+@pytest.fixture
+async def share() -> AsyncIterator[Callable[..., Shared]]:
+    made: list[Shared] = []
+
+    def make(names: str, **options: Any) -> Shared:
+        made.append(Shared(names, **options))
+        made[-1].pool.start()
+        return made[-1]
+
+    yield make
+    for shared in made:
+        shared.pool.close()
+        await shared.pool.wait_closed()
+
+
+async def test_nothing_is_loaded_before_it_is_asked_for(share):
+    """Then it is, once, for all who ask."""
+    shared = share("ab")
+    await shared.pool.wait_ready()
+    assert ready(shared["a"]) is None
+    assert shared["a"].state is ModelState.UNLOADED
+    await asyncio.gather(*(shared.turn("a") for _ in range(5)))
+    assert ready(shared["a"]) is not None
+    assert (shared.made("a"), shared.made("b")) == (1, 0)
+
+
+async def test_models_take_turns(share):
+    """Each is answered, each time the other has gone first: its engine is gone before the next one starts."""
+    shared = share("ab")
+    for name, other in ("ab", "ba", "ab", "ba"):
+        await shared.turn(name)
+        assert shared[other].state is not ModelState.READY
+        assert all(engine.is_gone for engine in shared.factories[other].made)
+    assert (shared.made("a"), shared.made("b")) == (2, 2)
+    assert shared.pool.evictions == 3
+
+
+async def test_abcabc_at_once_takes_three_loads(share):
+    """The line is per model, not per request."""
+    shared = share("abc")
+    await asyncio.gather(*(shared.turn(name) for name in "abcabc"))
+    assert shared.loads() == 3
+    assert shared.order == [*"aabbcc"]
+
+
+async def test_what_runs_is_not_broken_off(share):
+    """B waits until A's answer has ended."""
+    shared = share("ab")
+    lease = await shared.lease("a")
+    waiting = asyncio.create_task(shared.turn("b"))
+    await until(lambda: shared["a"].state is ModelState.DRAINING)
+    assert shared.made("b") == 0
+    assert shared["b"].state is ModelState.LOADING
+    assert shared["b"].detail == "waiting for room"
+    lease.release()
+    await waiting
+    assert shared.order == ["a", "b"]
+
+
+async def test_a_busy_model_makes_room_in_the_end(share):
+    """Requests for A without a pause: B waits for a bounded time, then A's next ones wait behind it."""
+    shared = share("ab")
+
+    async def busy() -> None:
+        while True:
+            await shared.turn("a", 0.004)
+
+    users = [asyncio.create_task(busy()) for _ in range(3)]
+    await until(lambda: "a" in shared.order)
+    await shared.turn("b")
+    await until(lambda: shared.made("a") == 2)  # and A comes back
+    for user in users:
+        user.cancel()
+    await asyncio.wait(users)
+
+
+async def test_who_leaves_before_the_load_begins_causes_none(share):
+    """Nor does what drained for it go."""
+    shared = share("ab")
+    lease = await shared.lease("a")
+    waiting = asyncio.create_task(shared.turn("b"))
+    await until(lambda: shared["a"].state is ModelState.DRAINING)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    await until(lambda: shared["a"].state is ModelState.READY)
+    lease.release()
+    await shared.turn("a")
+    assert shared.loads() == 1
+
+
+async def test_a_swap_that_fails(share):
+    """Who asked for it is told why; the model that had to go for it comes back unasked."""
+    shared = share("ab")
+    await shared.turn("a")
+    shared.factories["b"]._planned.append(broken())
+    with pytest.raises(ModelFailedError, match="there is no such model"):
+        await shared.turn("b")
+    assert shared["b"].state is ModelState.FAILED
+    await until(lambda: shared["a"].state is ModelState.READY)
+    assert shared.made("a") == 2
+
+
+async def test_after_a_failed_load(share, monkeypatch):
+    """Until its back-off is over everybody is told at once when to come again; then it is tried again."""
+    monkeypatch.setattr(pools, "RESTART_FIRST_S", 0.03)
+    monkeypatch.setattr(pools, "RESTART_MAX_S", 0.03)
+    shared = share("ab")
+    shared.factories["b"]._planned.append(broken())
+    with pytest.raises(ModelFailedError):
+        await shared.turn("b")
+    with pytest.raises(ModelFailedError) as caught:
+        await shared.turn("b")
+    assert 0 < (caught.value.retry_after_s or 0) <= 0.03
+    assert shared.made("b") == 1
+    await asyncio.sleep(0.04)
+    await shared.turn("b")
+    assert shared["b"].state is ModelState.READY
+
+
+async def test_a_load_that_hangs(share):
+    """It is ended in time, and the next in the line has its turn."""
+    shared = share("ab")
+    shared.factories["a"]._planned.append(slow())
+    shared["a"].start_timeout_s = 0.01
+    hanging = asyncio.create_task(shared.turn("a"))
+    await until(lambda: shared.made("a"))
+    await shared.turn("b")
+    with pytest.raises(ModelFailedError, match=r"a was not loaded within 0.01 s"):
+        await hanging
+    assert shared.factories["a"].made[0].is_gone
+
+
+async def test_everything_is_pinned(share):
+    """A clear error at once; what is pinned is untouched."""
+    shared = share("ab")
+    shared["a"].needs = Needs(1.0, pinned=True)
+    shared.pool.poke()
+    lease = await shared.lease("a")
+    with pytest.raises(NoRoomError, match="model 'b' cannot be loaded: pinned models take all the room"):
+        await shared.turn("b")
+    lease.release()
+    assert shared["a"].state is ModelState.READY
+    assert shared["b"].state is ModelState.UNLOADED
+
+
+async def test_no_room_in_time(share):
+    """Waiting is bounded."""
+    shared = share("ab", want_timeout_s=0.02, policy=Policy(threshold=1.0, swap_after_s=100.0))
+    lease = await shared.lease("a")
+    with pytest.raises(NoRoomError, match=r"there was no room for model 'b' within 0.02 s"):
+        await shared.turn("b")
+    lease.release()
+
+
+async def test_an_engine_that_dies_does_not_touch_others(share):
+    """Who waits for it gets the next one."""
+    shared = share("ab", devices=(Device("d", 2.0),))
+    a, b = await shared.lease("a"), await shared.lease("b")
+    a.report_dead()
+    a.release()
+    await shared.turn("a")
+    assert (shared.made("a"), shared.made("b")) == (2, 1)
+    assert b.engine is shared["b"].ready_engine
+    b.release()
+
+
+async def test_what_is_idle_for_long_is_unloaded(share):
+    """And loaded again when it is asked for."""
+    shared = share("a")
+    shared["a"].needs = Needs(1.0, idle_unload_s=0.01)
+    await shared.turn("a")
+    await until(lambda: shared["a"].state is ModelState.UNLOADED)
+    assert shared.factories["a"].made[0].is_gone
+    await shared.turn("a")
+    assert shared.made("a") == 2

@@ -103,7 +103,8 @@ def real_answers() -> Iterator[bytes]:
     items = [MessageItem("m", "user", "x", "completed", "r"), MessageItem("m", "assistant", "y", "completed", "r")]
     rows = [item.as_wire() for item in items]
     model = {"id": "m", "object": "model", "created": 1, "owned_by": "tokenwire", "state": "ready", "detail": "ready"}
-    model |= {"progress": None, "context_length": 8192, "running": 0, "waiting": 0}
+    model |= {"progress": None, "context_length": 8192, "running": 0, "waiting": 0, "aliases": ["n"], "pinned": False}
+    model["replicas"] = [{"id": "m#1", "state": "ready", "devices": ["d"], "running": 0}]
     addresses: list[dict[str, Any]] = [{}, {"id": "k"}, {"id": "k", "stream_id": "s"}]
     for address in addresses:
         for conversation in conversations:

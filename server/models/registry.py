@@ -1,0 +1,97 @@
+"""Which models there are, and under which names."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from server.models.errors import RegistryError, UnknownModelError
+from server.models.model import Model
+
+_VERSION: Final = re.compile(r"(?P<name>.+)@(?P<version>[0-9]+)")
+_SHOWN: Final = 5  # names in an error text
+
+
+class Registry:
+    """Models by id, and aliases, which are further names of a model.
+
+    A model named `chat@3` is version 3 of `chat`. Unless `chat` is a model or an alias itself, it means the highest
+    version. Moving an alias changes what later requests get; what runs keeps its model.
+
+    default: id or alias of the model for requests that name none.
+    """
+
+    def __init__(self, models: Iterable[Model] = (), default: str = "") -> None:
+        self._models: dict[str, Model] = {}
+        self._aliases: dict[str, str] = {}
+        self.default = default
+        for model in models:
+            self.add(model)
+
+    @property
+    def models(self) -> Mapping[str, Model]:
+        """By id, in the order in which they came."""
+        return self._models
+
+    def aliases(self, name: str) -> list[str]:
+        """Return the aliases of one model."""
+        return [alias for alias, target in self._aliases.items() if target == name]
+
+    def get(self, name: str | None, is_there: Callable[[Model], bool] = lambda _model: True) -> Model:
+        """Return the model of that name, or the default.
+
+        is_there: whether a model exists for who asks; one that does not is not named to them, either.
+
+        Raises UnknownModelError.
+        """
+        model = self.find(name or self.default)
+        if model is None or not is_there(model):
+            known = [name for name, model in self._models.items() if is_there(model)]
+            known += [alias for alias, name in self._aliases.items() if is_there(self._models[name])]
+            near = difflib.get_close_matches(name or "", known, n=3) or known[:_SHOWN]
+            raise UnknownModelError(f"there is no model '{(name or '')[:100]}'; there is {', '.join(near) or 'none'}")
+        return model
+
+    def find(self, name: str) -> Model | None:
+        """Return the model of that name: (1) its id, (2) an alias, (3) the name of its versions, the highest one."""
+        model = self._models.get(name) or self._models.get(self._aliases.get(name, ""))  # 1, 2
+        if model is not None:
+            return model
+        versions = ((_VERSION.fullmatch(model.name), model) for model in self._models.values())
+        found = [(int(match["version"]), model) for match, model in versions if match and match["name"] == name]
+        return max(found, key=lambda each: each[0])[1] if found else None  # 3
+
+    def add(self, model: Model) -> None:
+        """Take a model in. Raises RegistryError where its name is taken."""
+        self._check_free(model.name)
+        self._models[model.name] = model
+
+    def alias(self, alias: str, name: str) -> None:
+        """Give a model another name, or move that name to it. Raises RegistryError, UnknownModelError."""
+        if alias in self._models:
+            raise RegistryError(f"'{alias}' is a model; an alias needs a name of its own")
+        self._aliases[alias] = self.get(name).name
+
+    def new_alias(self, alias: str, name: str) -> None:
+        """As `alias`, where the name must not be taken yet."""
+        self._check_free(alias)
+        self.alias(alias, name)
+
+    def remove(self, name: str) -> Model:
+        """Forget a model and its aliases. Raises UnknownModelError, and RegistryError for the default model."""
+        model = self._models.get(name)
+        if model is None:
+            raise UnknownModelError(f"there is no model with the id '{name[:100]}'; an alias is moved, not removed")
+        if self.find(self.default) is model:
+            raise RegistryError(f"'{name}' is the default model; requests that name no model need it")
+        del self._models[name]
+        for alias in self.aliases(name):
+            del self._aliases[alias]
+        return model
+
+    def _check_free(self, name: str) -> None:
+        if name in self._models or name in self._aliases:
+            owner = self._aliases.get(name)
+            raise RegistryError(f"the name '{name}' is taken" + (f" by model '{owner}'" if owner else ""))
