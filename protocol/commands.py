@@ -228,7 +228,7 @@ class SessionUpdate(Command, frozen=True, kw_only=True):
     token: Token | None = None
 
 
-_COMMANDS: Final[dict[str, type[Command]]] = {
+COMMANDS: Final[dict[str, type[Command]]] = {
     command.TYPE: command
     for command in (
         ResponseCreate,
@@ -294,10 +294,10 @@ def _plain_turn(data: bytes) -> ResponseCreate:
 
 def _command_type(fields: dict[str, Any]) -> type[Command]:
     kind = fields.get("type", ResponseCreate.TYPE)
-    command = _COMMANDS.get(kind) if isinstance(kind, str) else None
+    command = COMMANDS.get(kind) if isinstance(kind, str) else None
     if command is None:
         fault = f"unknown type '{excerpt(kind)}'" if isinstance(kind, str) else f"type is {json_type(kind)}"
-        known = ", ".join(sorted(_COMMANDS))
+        known = ", ".join(sorted(COMMANDS))
         raise ProtocolError("invalid_request", f"{fault}; it must be one of {known}", param="type")
     return command
 

