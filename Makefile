@@ -6,6 +6,7 @@
 #   make chaos [SEED=] [MINUTES=]                    kill, stop and cut things for so long; says whether every promise held
 #   make interop [ARGS="--only codex"]               clients of others, each in its own environment; prints a table
 #   make bench                                       measure this machine
+#   make simulate [SEED=]                            admission beside first come first served, on a simulated engine
 #   make clean                                       remove what was made here (not the model cache)
 
 MODEL ?=
@@ -19,7 +20,7 @@ PY := .venv/bin/python
 CHECKED := protocol server tests examples
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test test-unit lint types chaos interop bench clean
+.PHONY: help setup setup-dev serve test test-unit lint types chaos interop bench simulate clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -56,6 +57,9 @@ interop: setup-dev
 
 bench: setup-dev
 	@$(PY) -m tests.benchmarks.run $(ARGS)
+
+simulate: setup-dev
+	@$(PY) -m tests.benchmarks.simulate_admission $(if $(SEED),--seed "$(SEED)")
 
 clean:
 	rm -rf .venv .venv.lock .tools build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis test-results

@@ -104,6 +104,7 @@ class ResponseCreate(SamplingFields, frozen=True, kw_only=True):
     generate: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
     metadata: Metadata | None = None
+    service_tier: str | None = None
     messages: tuple[Message, ...] = ()
     plain: bool = False
 

@@ -252,6 +252,7 @@ class App:
             system_prompt=settings.system_prompt,
             start_timeout_s=config.vllm.start_timeout_s,
             metrics=self._metrics.for_model(name),
+            admission_config=config.admission,
             needs=needs,
             sampling=settings.sampling.model_dump(exclude_none=True),
         )

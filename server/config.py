@@ -208,6 +208,18 @@ class LimitsConfig(Section):
     sign_in_timeout_s: Annotated[float, Field(gt=0)] = 10.0  # the first frame, of who has not signed in before
 
 
+class AdmissionConfig(Section):
+    """Whose turn is next at a model's engine, and how many it gets at once."""
+
+    adaptive: bool = True  # false: always as many as the engine takes
+    min_concurrency: Annotated[int, Field(ge=1)] = 8  # turns that the engine gets at once however slow it is
+    max_token_gap_ms: Annotated[float, Field(gt=0)] = 200.0  # fewer at once when tokens come slower: reading speed
+    max_first_token_ms: Annotated[float, Field(gt=0)] = 2000.0  # and when first tokens take longer in the engine
+    long_input_tokens: Annotated[int, Field(ge=1)] = 2048  # a turn that brings more is not urgent
+    ageing_s: Annotated[float, Field(gt=0)] = 10.0  # a class without a place for so long becomes more urgent
+    max_queue_tokens: Annotated[int, Field(ge=1)] = 4_000_000  # of all prompts that wait, per model
+
+
 Origin = Annotated[str, AfterValidator(_check_origin)]
 RedisUrl = Annotated[str | None, BeforeValidator(lambda value: value or None), AfterValidator(_check_redis_url)]
 DataDir = Annotated[Path, AfterValidator(Path.expanduser), Field(validate_default=True)]
@@ -239,6 +251,7 @@ class Config(Section):
     auth: AuthConfig = AuthConfig()
     store: StoreConfig = StoreConfig()
     limits: LimitsConfig = LimitsConfig()
+    admission: AdmissionConfig = AdmissionConfig()
 
     @model_validator(mode="before")
     @classmethod

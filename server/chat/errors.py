@@ -42,8 +42,10 @@ def translate(error: BaseException) -> ProtocolError:  # noqa: C901, PLR0912 a t
             return _invalid("previous_response_id belongs to another conversation; name that one, or leave it out")
         case ResponseRunningError():
             return _invalid("previous_response_id names a response that has not ended; wait for its end or cancel it")
-        case TurnQueueFullError() | QueueFullError():
+        case TurnQueueFullError():
             return ProtocolError("server_is_overloaded", str(error), retry_after_ms=OVERLOAD_RETRY_MS)
+        case QueueFullError():
+            return ProtocolError("server_is_overloaded", str(error), retry_after_ms=error.retry_after_ms)
         case StoreUnavailableError():
             return ProtocolError(
                 "store_unavailable", "the store does not answer; try again", retry_after_ms=STORE_RETRY_MS

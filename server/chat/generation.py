@@ -13,6 +13,7 @@ from protocol.errors import ProtocolError
 from protocol.events import Event, Usage
 from protocol.items import Message
 from protocol.response_stream import ResponseStream, State, in_progress_again
+from server.access.admission import Ticket
 from server.chat.context import Context
 from server.chat.ending import End, Ending
 from server.chat.errors import translate
@@ -246,9 +247,10 @@ class Generation:
             self.stream.complete(Usage())
             return
         for attempt in range(1, MAX_ENGINES + 1):
-            async with admitted(self.turn.model, self._patience, self.conversation) as lease:
+            demand = self._preparation.demand()
+            async with admitted(self.turn.model, demand, self._patience, self.conversation) as (lease, ticket):
                 try:
-                    await self._generate(lease, history)
+                    await self._generate(lease, ticket, history)
                 except EngineDeadError:
                     lease.report_dead()
                     if attempt == MAX_ENGINES:
@@ -262,21 +264,22 @@ class Generation:
             return await self._preparation.read_history()
         return await wait_for_turn(self._runtime, self._patience, self.response_id, self.conversation, self.epoch)
 
-    async def _generate(self, lease: Lease, history: History) -> None:
+    async def _generate(self, lease: Lease, ticket: Ticket, history: History) -> None:
         """Make the answer, or the rest of it where an engine or a gateway has died in the middle."""
         engine = lease.engine
         context = await self._preparation.context(engine, history)
         if self.stream.state is State.QUEUED:
             self.stream.start(context.notice)
             self._notify()
-        self._tally.start(context.prompt.token_count)
+        self._tally.start(context.prompt.token_count, ticket)
         if self.stream.text:
             context = await self._behind_the_text(engine, context)
         if context.max_tokens < 1:
             self._end(FinishReason.LENGTH)
             return
         said = self._tally.usage.output_tokens
-        await self._consume(lease, generation_request(self.turn, self.epoch, context, said))
+        request = generation_request(self.turn, self.epoch, context, said)
+        await self._consume(lease, replace(request, priority=ticket.demand.service_class.rank))
 
     async def _behind_the_text(self, engine: Engine, context: Context) -> Context:
         """Return the context with the text so far behind it."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from protocol.errors import ProtocolError
 from server.access.admission import QueueFullError
+from server.access.fair_queue import Demand, ServiceClass
 from server.chat.context import Context, fit
 from server.chat.runtime import Runtime
 from server.chat.turn import Turn, context_request
 from server.engine.base import Engine, EngineDeadError
 from server.store.base import History
+
+CHARS_PER_TOKEN: Final = 4  # of English text, about
+FLEX: Final = "flex"  # OpenAI's service tier for what may take its time
 
 
 class Preparation:
@@ -25,7 +31,21 @@ class Preparation:
         model = self._turn.model
         if self._turn.command.generate is False:
             return False
-        return model.ready_engine is None or model.admission is None or model.admission.is_full
+        return model.ready_engine is None or model.admission is None or model.admission.is_full(self.demand())
+
+    def demand(self) -> Demand:
+        """Return what the turn asks of admission. What the model has not tokenised yet is estimated.
+
+        How urgent it is depends on what it brings itself: a chat with a long past is still a chat.
+        """
+        turn = self._turn
+        new = sum(len(message.content) for message in turn.command.messages) // CHARS_PER_TOKEN
+        is_long = new > self._runtime.config.admission.long_input_tokens
+        service_class = ServiceClass.STANDARD if is_long else ServiceClass.INTERACTIVE
+        if turn.command.service_tier == FLEX:
+            service_class = ServiceClass.BATCH
+        tokens = self._prepared[1].prompt.token_count if self._prepared else new
+        return Demand(turn.owner, service_class, tokens)
 
     async def check(self) -> None:
         """Refuse a turn that cannot be answered while it can still be refused.
@@ -58,7 +78,7 @@ class Preparation:
     def _check_queue(self) -> None:
         admission = self._turn.model.admission
         if admission is not None and self._turn.command.generate is not False:
-            admission.check_room()
+            admission.check_room(self.demand())
 
     async def _check_context(self) -> None:
         """Refuse a prompt that cannot fit; needs a loaded model."""

@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 from protocol.events import Usage
+from server.access.admission import Ticket
 from server.engine.base import Chunk
 from server.observe.metrics import ModelMetrics
 
@@ -24,13 +25,15 @@ class Tally:
         self._started_at: float | None = None
         self._first_token_at: float | None = None
         self._last_chunk_at = 0.0
+        self._ticket: Ticket | None = None
 
-    def start(self, input_tokens: int) -> None:
+    def start(self, input_tokens: int, ticket: Ticket) -> None:
         """The engine gets the prompt; not for the first time where an engine died under the answer."""
+        self._ticket = ticket
         self.usage = Usage(input_tokens=input_tokens, output_tokens=self.usage.output_tokens)
         if self._started_at is None:
             self._started_at = self._loop.time()
-            self._metrics.queued(self._started_at - self._began_at)
+            self._metrics.queued(self._started_at - self._began_at, ticket.demand.service_class)
             self._metrics.started()
 
     def suppose_said(self, output_tokens: int) -> None:
@@ -44,13 +47,19 @@ class Tally:
         self.usage = Usage(usage.input_tokens, chunk.cached_tokens, usage.output_tokens + chunk.token_count)
         if not chunk.token_count:
             return
+        assert self._ticket is not None  # `start` came before
+        service_class = self._ticket.demand.service_class
         now = self._loop.time()
         if self._first_token_at is None:
             self._first_token_at = now
-            self._metrics.first_token(now - (self._started_at or self._began_at))
+            wait_s = now - (self._started_at or self._began_at)
+            self._metrics.first_token(wait_s, service_class)
             self._metrics.output(chunk.token_count)
+            self._ticket.first_token(chunk.token_count, wait_s)
         else:
-            self._metrics.tokens(chunk.token_count, now - self._last_chunk_at)
+            gap_s = now - self._last_chunk_at
+            self._metrics.tokens(chunk.token_count, gap_s, service_class)
+            self._ticket.tokens(chunk.token_count, gap_s)
         self._last_chunk_at = now
 
     def close(self, end: str, **fields: Any) -> None:

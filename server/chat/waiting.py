@@ -8,6 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from protocol.events import Waiting
+from server.access.admission import Ticket
+from server.access.fair_queue import Demand
 from server.chat.patience import Patience
 from server.chat.runtime import Runtime, conversation_topic, wait_at_most
 from server.models.model import Model, Want
@@ -51,7 +53,9 @@ async def wait_for_turn(
 
 
 @asynccontextmanager
-async def admitted(model: Model, patience: Patience, conversation: str | None) -> AsyncIterator[Lease]:
+async def admitted(
+    model: Model, demand: Demand, patience: Patience, conversation: str | None
+) -> AsyncIterator[tuple[Lease, Ticket]]:
     """Hold a place in a loaded engine: of several, in the one that knows the conversation.
 
     Raises QueueFullError, ModelsError where the model cannot be loaded.
@@ -60,16 +64,17 @@ async def admitted(model: Model, patience: Patience, conversation: str | None) -
         with model.wanted() as want:
             await _loaded(model, want, patience)
             assert model.admission is not None  # set before a model becomes ready for the first time
-            ticket = model.admission.enter()
+            ticket = model.admission.enter(demand)
             stack.callback(ticket.release)
             while not ticket.is_admitted:
-                patience.say(Waiting("admission", position=ticket.position))
+                wait_ms = ticket.estimated_wait_ms
+                patience.say(Waiting("admission", position=ticket.position, estimated_wait_ms=wait_ms))
                 ticket.changed.clear()
                 await ticket.changed.wait()
             while (lease := model.lease(conversation)) is None:
                 await _loaded(model, want, patience)  # it was unloaded or has died meanwhile
             stack.callback(lease.release)
-        yield lease
+        yield lease, ticket
 
 
 async def _loaded(model: Model, want: Want, patience: Patience) -> None:

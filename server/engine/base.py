@@ -78,12 +78,14 @@ class GenerationRequest:
 
     cache_salt: only requests with the same one share what the engine remembers of prompts; empty for those that
     belong to no group. How long a prompt takes would tell others whether it was said before.
+    priority: 0 is the most urgent. An engine that is short of room may put off those with higher numbers.
     """
 
     id: str
     prompt: Prompt
     sampling: Sampling
     cache_salt: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

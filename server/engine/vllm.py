@@ -161,7 +161,7 @@ class VllmEngine:
         cached = 0
         try:
             prompt = tokens_input(list(request.prompt.token_ids), cache_salt=request.cache_salt or None)
-            outputs = llm.generate(prompt, self._parameters(request.sampling), request.id)
+            outputs = llm.generate(prompt, self._parameters(request.sampling), request.id, priority=request.priority)
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
                     cached = output.num_cached_tokens or cached

@@ -113,6 +113,8 @@ class Start:
 def engine_arguments(source: str, settings: VllmSettings, *, cpu: bool) -> dict[str, Any]:
     """Return the keyword arguments of vLLM's `AsyncEngineArgs`."""
     arguments: dict[str, Any] = {"model": source, "disable_log_stats": True, "enable_prefix_caching": True}
+    # Short of memory, vLLM puts off its least urgent request instead of its newest.
+    arguments["scheduling_policy"] = "priority"
     if cpu:
         arguments |= _CPU_DEFAULTS
         gib = _CPU_KVCACHE_GIB if settings.cpu_kvcache_gib is None else settings.cpu_kvcache_gib

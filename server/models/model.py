@@ -17,6 +17,7 @@ from server.models.replica import Lease, Replica
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from server.config import AdmissionConfig
     from server.engine.base import Engine
     from server.models.errors import ModelsError
     from server.observe.metrics import ModelMetrics
@@ -83,6 +84,7 @@ class Model:
     system_prompt: str | None = None
     start_timeout_s: float | None = None
     metrics: ModelMetrics | None = None
+    admission_config: AdmissionConfig | None = None
     needs: Needs = field(default_factory=lambda: Needs(minimum=1))
     sampling: Mapping[str, float] = field(default_factory=dict)
     replicas: list[Replica] = field(default_factory=list)
@@ -213,7 +215,7 @@ class Model:
         if not capacity:
             return
         if self.admission is None:
-            self.admission = Admission(capacity, self.max_queue)
+            self.admission = Admission(capacity, self.max_queue, self.admission_config, self.metrics)
         else:
             self.admission.resize(capacity)
 

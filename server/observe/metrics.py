@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus text exposition format
+
+# How urgent turns are (`server.access.fair_queue`): a closed set, so that the label cannot grow.
+SERVICE_CLASSES: Final = ("interactive", "standard", "batch")
 
 # Bounds in seconds. A token takes 1 ms on a big GPU with many streams and a second on a small CPU.
 _TOKEN_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
@@ -20,31 +23,58 @@ class ModelMetrics:
     """One model's metrics with the label already bound: a lookup per token would cost more than the count."""
 
     __slots__ = (
+        "_admission_wait",
+        "_background_limit",
         "_cached_tokens",
         "_ends",
         "_input_tokens",
         "_inter_token",
+        "_limit",
         "_output_tokens",
         "_queue_wait",
+        "_refused",
         "_running",
         "_time_to_first_token",
         "_up",
+        "_waiting",
     )
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._ends = {end: metrics.responses.labels(model, end) for end in Metrics.ENDS}
         self._running = metrics.running.labels(model)
-        self._queue_wait = metrics.queue_wait.labels(model)
-        self._time_to_first_token = metrics.time_to_first_token.labels(model)
-        self._inter_token = metrics.inter_token.labels(model)
+        self._queue_wait = _by_class(metrics.queue_wait, model)
+        self._admission_wait = _by_class(metrics.admission_wait, model)
+        self._time_to_first_token = _by_class(metrics.time_to_first_token, model)
+        self._inter_token = _by_class(metrics.inter_token, model)
+        self._waiting = _by_class(metrics.waiting, model)
+        self._refused = _by_class(metrics.refused, model)
+        self._limit = metrics.admission_limit.labels(model)
+        self._background_limit = metrics.background_limit.labels(model)
         self._input_tokens = metrics.input_tokens.labels(model)
         self._output_tokens = metrics.output_tokens.labels(model)
         self._cached_tokens = metrics.cached_tokens.labels(model)
         self._up = metrics.engine_up.labels(model)
 
-    def queued(self, wait_s: float) -> None:
+    def queued(self, wait_s: float, service_class: str) -> None:
         """Count the wait of a turn that now runs: for its conversation, for admission and for the model, in seconds."""
-        self._queue_wait.observe(wait_s)
+        self._queue_wait[service_class].observe(wait_s)
+
+    def admitted(self, service_class: str, wait_s: float) -> None:
+        """Count the wait for a place in the engine alone, in seconds."""
+        self._admission_wait[service_class].observe(wait_s)
+
+    def refused(self, service_class: str) -> None:
+        """Count a turn that found the queue full."""
+        self._refused[service_class].inc()
+
+    def waiting(self, service_class: str, turns: int) -> None:
+        """Say how many turns wait for a place in the engine."""
+        self._waiting[service_class].set(turns)
+
+    def admission_limits(self, limit: int, background: int) -> None:
+        """Say how many turns the engine gets at once, and how many of them may be other than interactive."""
+        self._limit.set(limit)
+        self._background_limit.set(background)
 
     def started(self) -> None:
         """A response began to run; `ended` must follow."""
@@ -56,15 +86,15 @@ class ModelMetrics:
         if ran:
             self._running.dec()
 
-    def first_token(self, wait_s: float) -> None:
+    def first_token(self, wait_s: float, service_class: str) -> None:
         """Count the time from the engine's start on a prompt to its first token, in seconds."""
-        self._time_to_first_token.observe(wait_s)
+        self._time_to_first_token[service_class].observe(wait_s)
 
-    def tokens(self, count: int, gap_s: float) -> None:
+    def tokens(self, count: int, gap_s: float, service_class: str) -> None:
         """Count `count` tokens that came `gap_s` seconds after the ones before; their mean gap is one observation."""
         if count > 0:
             self._output_tokens.inc(count)
-            self._inter_token.observe(gap_s / count)
+            self._inter_token[service_class].observe(gap_s / count)
 
     def prompt(self, tokens: int, cached: int) -> None:
         """Count a prompt's tokens, and those of them that the prefix cache had."""
@@ -80,6 +110,13 @@ class ModelMetrics:
         self._up.set(up)
 
 
+_Labelled = TypeVar("_Labelled", Counter, Gauge, Histogram)
+
+
+def _by_class(metric: _Labelled, model: str) -> dict[str, _Labelled]:
+    return {name: metric.labels(model, name) for name in SERVICE_CLASSES}
+
+
 class Metrics:
     """All metrics of one server, in a registry of their own."""
 
@@ -92,6 +129,7 @@ class Metrics:
         self._by_model: dict[str, ModelMetrics] = {}
         self._make_connection_metrics()
         self._make_response_metrics()
+        self._make_admission_metrics()
         self._make_store_metrics()
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
@@ -112,17 +150,37 @@ class Metrics:
         model = ("model",)
         self.responses = self._counter("responses_total", "Responses by how they ended.", ("model", "end"))
         self.running = self._gauge("responses_running", "Responses being made.", model)
-        self.queue_wait = self._histogram("queue_wait_seconds", "Wait before a turn runs.", _WAIT_BUCKETS, model)
+        self.queue_wait = self._histogram(
+            "queue_wait_seconds", "Wait before a turn runs, for whatever.", _WAIT_BUCKETS, ("model", "class")
+        )
         self.time_to_first_token = self._histogram(
-            "time_to_first_token_seconds", "From the engine's start to the first token.", _WAIT_BUCKETS, model
+            "time_to_first_token_seconds",
+            "From the engine's start to the first token.",
+            _WAIT_BUCKETS,
+            ("model", "class"),
         )
         self.inter_token = self._histogram(
-            "inter_token_seconds", "Gap between tokens, averaged over what came together.", _TOKEN_BUCKETS, model
+            "inter_token_seconds",
+            "Gap between tokens, averaged over what came together.",
+            _TOKEN_BUCKETS,
+            ("model", "class"),
         )
         self.input_tokens = self._counter("input_tokens_total", "Prompt tokens.", model)
         self.output_tokens = self._counter("output_tokens_total", "Tokens made.", model)
         self.cached_tokens = self._counter("cached_tokens_total", "Prompt tokens the prefix cache had.", model)
         self.engine_up = self._gauge("engine_up", "1 while the model can answer.", model)
+
+    def _make_admission_metrics(self) -> None:
+        both = ("model", "class")
+        self.admission_wait = self._histogram(
+            "admission_wait_seconds", "Wait for a place in the engine.", _WAIT_BUCKETS, both
+        )
+        self.waiting = self._gauge("admission_waiting", "Turns that wait for a place in the engine.", both)
+        self.refused = self._counter("admission_refused_total", "Turns that found the queue full.", both)
+        self.admission_limit = self._gauge("admission_limit", "Turns that the engine gets at once.", ("model",))
+        self.background_limit = self._gauge(
+            "admission_background_limit", "How many of them may be other than interactive.", ("model",)
+        )
 
     def _make_store_metrics(self) -> None:
         self._flush = self._histogram("journal_flush_seconds", "One journal write, acknowledged.", _FLUSH_BUCKETS)

@@ -25,11 +25,12 @@ def test_defaults_on_a_cpu() -> None:
 
 
 def test_defaults_on_a_gpu_are_vllms() -> None:
-    """Nothing but the model, the prefix cache and no statistics."""
+    """Nothing but the model, the prefix cache, urgent requests first, and no statistics."""
     assert engine_arguments("m", VllmSettings(), cpu=False) == {
         "model": "m",
         "disable_log_stats": True,
         "enable_prefix_caching": True,
+        "scheduling_policy": "priority",
     }
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.observe.metrics import Metrics
+from server.observe.metrics import SERVICE_CLASSES, Metrics
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -20,14 +20,14 @@ def test_a_response():
     metrics = Metrics()
     model = metrics.for_model("m")
     assert metrics.for_model("m") is model
-    model.queued(0.2)
+    model.queued(0.2, "interactive")
     model.started()
     assert samples(metrics)["tokenwire_responses_running", (("model", "m"),)] == 1
     model.prompt(10, cached=4)
-    model.first_token(0.3)
+    model.first_token(0.3, "batch")
     model.output(1)
-    model.tokens(4, gap_s=0.04)
-    model.tokens(0, gap_s=5)
+    model.tokens(4, 0.04, "standard")
+    model.tokens(0, 5, "standard")
     model.ended("completed")
     model.ended("failed", ran=False)
     model.engine_up(up=True)
@@ -40,10 +40,11 @@ def test_a_response():
     assert found["tokenwire_input_tokens_total", label] == 10
     assert found["tokenwire_cached_tokens_total", label] == 4
     assert found["tokenwire_output_tokens_total", label] == 5
-    assert found["tokenwire_queue_wait_seconds_sum", label] == pytest.approx(0.2)
-    assert found["tokenwire_time_to_first_token_seconds_sum", label] == pytest.approx(0.3)
-    assert found["tokenwire_inter_token_seconds_count", label] == 1
-    assert found["tokenwire_inter_token_seconds_sum", label] == pytest.approx(0.01)
+    interactive, standard, batch = ((("class", name), *label) for name in SERVICE_CLASSES)
+    assert found["tokenwire_queue_wait_seconds_sum", interactive] == pytest.approx(0.2)
+    assert found["tokenwire_time_to_first_token_seconds_sum", batch] == pytest.approx(0.3)
+    assert found["tokenwire_inter_token_seconds_count", standard] == 1
+    assert found["tokenwire_inter_token_seconds_sum", standard] == pytest.approx(0.01)
     assert found["tokenwire_engine_up", label] == 1
 
 

@@ -202,7 +202,6 @@ def test_unknown_keys_are_ignored():
         client_metadata={"a": 1},
         include=["reasoning.encrypted_content"],
         prompt_cache_key="k",
-        service_tier="auto",
         tools=[{"type": "function", "name": "f"}],
         tool_choice="auto",
         reasoning={"effort": "low"},
@@ -211,6 +210,13 @@ def test_unknown_keys_are_ignored():
         TYPE="x",
     )
     assert command == create()
+
+
+@pytest.mark.parametrize("tier", ["auto", "default", "flex", "priority", "of somebody else"])
+def test_any_service_tier_is_taken(tier):
+    """Clients know names of other services; what is no text is an error."""
+    assert create(service_tier=tier).service_tier == tier
+    assert refusal('{"input":"x","service_tier":7}').param == "service_tier"
 
 
 def test_null_is_as_good_as_absent():

@@ -1,0 +1,210 @@
+"""Who goes first: classes by urgency, users of one class by what they were served. Pure: no clock, no I/O, no tasks.
+
+1. Classes: `interactive` before `standard` before `batch`. A class that has waited for `ageing_s` without a place moves
+   up by one step, and by one more after each further `ageing_s`; it falls back when it gets a place. The class ages and
+   not the turn: the fifty turns of one flooding user must not grow old enough to pass everybody else's newest.
+2. Inside a class: the user who was served the fewest tokens (Sheng et al., "Fairness in Serving Large Language
+   Models", OSDI 2024: the virtual token counter). A user who comes back after a pause starts at the counter of the one
+   who was picked last, as start-time fair queueing has it: idle time earns nothing.
+3. Inside a user: first come, first served.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+OUTPUT_WEIGHT: Final = 2  # what a token of an answer counts against one of a prompt; the paper's value
+USER_SHARE: Final = 4  # one user may wait with this many times the places that are left: four fifths of all, alone
+
+
+class ServiceClass(StrEnum):
+    """How urgent a turn is; the most urgent first."""
+
+    INTERACTIVE = "interactive"  # somebody sits and waits
+    STANDARD = "standard"  # long to read, somebody waits all the same
+    BATCH = "batch"  # work in the background
+
+    @property
+    def rank(self) -> int:
+        """0 is the most urgent."""
+        return _RANKS[self]
+
+
+_RANKS: Final = {name: rank for rank, name in enumerate(ServiceClass)}
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a turn asks for. user: whom it counts for. tokens: of its prompt, as far as they are known."""
+
+    user: str = ""
+    service_class: ServiceClass = ServiceClass.INTERACTIVE
+    tokens: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """A turn that waits. number: counts up with each that comes."""
+
+    demand: Demand
+    number: int
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One class. served: tokens by user. picked: the counter of the user picked last, before that was charged."""
+
+    waiting: dict[str, deque[Entry]] = field(default_factory=dict)
+    length: int = 0
+    served: dict[str, float] = field(default_factory=dict)
+    running: dict[str, int] = field(default_factory=dict)
+    picked: float = 0.0
+    unserved_since: float = 0.0  # when it last got a place, or began to wait
+
+    def key(self, user: str) -> tuple[float, int, int]:
+        """The smallest goes first: least served, then least running, then first come."""
+        return self.served[user], self.running.get(user, 0), self.waiting[user][0].number
+
+    def forget_idle(self, user: str) -> None:
+        """Drop a user who neither waits nor runs and has no more than a newcomer would get."""
+        if user not in self.waiting and user not in self.running and self.served.get(user, 0) <= self.picked:
+            self.served.pop(user, None)
+
+
+class FairQueue:
+    """Turns that wait, and what was served to whom. See the module's text.
+
+    ageing_s: a class without a place moves up one step after this long. Times are the caller's, in seconds.
+    """
+
+    def __init__(self, ageing_s: float) -> None:
+        self._ageing_s = ageing_s
+        self._lanes = {name: _Lane() for name in ServiceClass}
+        self._next_number = 0
+        self._length = 0
+        self._by_user: dict[str, int] = {}
+        self.tokens = 0  # of the prompts that wait
+
+    def __len__(self) -> int:
+        return self._length
+
+    def waiting(self, service_class: ServiceClass) -> int:
+        """Turns of one class that wait."""
+        return self._lanes[service_class].length
+
+    def waiting_of(self, user: str) -> int:
+        """Turns of one user that wait, in any class."""
+        return self._by_user.get(user, 0)
+
+    def has_room(self, demand: Demand, *, max_length: int, max_tokens: int) -> bool:
+        """Whether one more may wait.
+
+        1. No places are left.
+        2. Its prompt would be too much beside those that wait. One alone is never too long: it fits the window.
+        3. This user holds too many of the places, so that others would find none.
+        """
+        free = max_length - self._length
+        if free <= 0:
+            return False
+        if self._length and self.tokens + demand.tokens > max_tokens:
+            return False
+        return self.waiting_of(demand.user) < USER_SHARE * free
+
+    def push(self, demand: Demand, now: float) -> Entry:
+        """Put a turn at the end of its user's."""
+        lane = self._lanes[demand.service_class]
+        if not lane.waiting:
+            lane.unserved_since = now
+        if demand.user not in lane.waiting:
+            lane.served[demand.user] = max(lane.served.get(demand.user, 0), lane.picked)
+        entry = Entry(demand, self._next_number)
+        lane.waiting.setdefault(demand.user, deque()).append(entry)
+        self._next_number += 1
+        self._count(demand, 1)
+        return entry
+
+    def remove(self, entry: Entry) -> None:
+        """Take a turn out that does not want to wait any more. Raises ValueError when it is not in here."""
+        demand = entry.demand
+        lane = self._lanes[demand.service_class]
+        entries = lane.waiting.get(demand.user)
+        if entries is None:
+            raise ValueError(f"{entry} does not wait")
+        entries.remove(entry)
+        if not entries:
+            del lane.waiting[demand.user]
+            lane.forget_idle(demand.user)
+        self._count(demand, -1)
+
+    def pop(self, now: float, classes: Collection[ServiceClass] = tuple(ServiceClass)) -> Entry | None:
+        """Take out who goes next among these classes, and count it as running; None when nobody waits."""
+        waiting = [name for name in classes if self._lanes[name].waiting]
+        if not waiting:
+            return None
+        name = min(waiting, key=lambda name: self._urgency(name, now))
+        lane = self._lanes[name]
+        user = min(lane.waiting, key=lane.key)
+        entry = lane.waiting[user][0]
+        lane.picked = max(lane.picked, lane.served[user])
+        lane.unserved_since = now
+        self.remove(entry)
+        self.run(entry.demand)
+        return entry
+
+    def run(self, demand: Demand) -> None:
+        """Count a turn that runs, also one that never had to wait. `done` must follow."""
+        lane = self._lanes[demand.service_class]
+        lane.running[demand.user] = lane.running.get(demand.user, 0) + 1
+        lane.served[demand.user] = max(lane.served.get(demand.user, 0), lane.picked)
+        self.charge(demand, demand.tokens)
+
+    def charge(self, demand: Demand, tokens: float) -> None:
+        """Count tokens as served to the turn's user."""
+        self._lanes[demand.service_class].served[demand.user] += tokens
+
+    def done(self, demand: Demand) -> None:
+        """A turn that ran has ended."""
+        lane = self._lanes[demand.service_class]
+        lane.running[demand.user] -= 1
+        if not lane.running[demand.user]:
+            del lane.running[demand.user]
+        for user in tuple(lane.served) if len(lane.served) > 2 * len(lane.running) else (demand.user,):
+            lane.forget_idle(user)
+
+    def order(self) -> Iterator[Entry]:
+        """Yield those that wait in the order in which they would be picked, if nothing else happened.
+
+        What answers will cost is not known, so it is about right. Ageing is left out.
+        """
+        for lane in self._lanes.values():
+            heads = [(lane.key(user), 0, user) for user in lane.waiting]
+            heapq.heapify(heads)
+            while heads:
+                (served, running, _), index, user = heapq.heappop(heads)
+                entries = lane.waiting[user]
+                yield entries[index]
+                if index + 1 < len(entries):
+                    cost = max(1, entries[index].demand.tokens)
+                    key = (served + cost, running + 1, entries[index + 1].number)
+                    heapq.heappush(heads, (key, index + 1, user))
+
+    def _urgency(self, name: ServiceClass, now: float) -> tuple[float, float]:
+        """The smallest goes first; of two that have come to the same step, the one that got nothing for longer."""
+        unserved_since = self._lanes[name].unserved_since
+        steps = (now - unserved_since) // self._ageing_s
+        return name.rank - steps, unserved_since
+
+    def _count(self, demand: Demand, change: int) -> None:
+        self._lanes[demand.service_class].length += change
+        self._length += change
+        self.tokens += change * demand.tokens
+        count = self._by_user.get(demand.user, 0) + change
+        if count:
+            self._by_user[demand.user] = count
+        else:
+            del self._by_user[demand.user]
