@@ -85,6 +85,7 @@ def real_response_events() -> Iterator[bytes]:
         stream.create(waiting=True)
         stream.queue(Waiting("conversation", position=1))
         stream.queue(Waiting("model_loading", progress=0.4, detail="reading"))
+        stream.queue(Waiting("admission", position=3, estimated_wait_ms=1200))
         stream.start()
         stream.push("text")
         if end == "complete":
