@@ -221,6 +221,54 @@ class ModelList(Command, frozen=True, kw_only=True):
     TYPE: ClassVar[str] = "model.list"
 
 
+class ModelCommand(Command, frozen=True, kw_only=True):
+    """What concerns one model; needs the right `admin`."""
+
+    model: ModelId
+
+
+class ModelLoad(ModelCommand, frozen=True, kw_only=True):
+    """Load it now, not when somebody asks for it."""
+
+    TYPE: ClassVar[str] = "model.load"
+
+
+class ModelUnload(ModelCommand, frozen=True, kw_only=True):
+    """Unload it when its last answer has ended."""
+
+    TYPE: ClassVar[str] = "model.unload"
+
+
+class ModelPin(ModelCommand, frozen=True, kw_only=True):
+    """Load it and keep it, whoever needs the room; or do so no more."""
+
+    TYPE: ClassVar[str] = "model.pin"
+
+    pinned: bool = True
+
+
+class ModelAdd(ModelCommand, frozen=True, kw_only=True):
+    """Serve one more model. settings: as in the server's settings file."""
+
+    TYPE: ClassVar[str] = "model.add"
+
+    settings: dict[str, Any]
+
+
+class ModelRemove(ModelCommand, frozen=True, kw_only=True):
+    """Serve it no more; what runs may end."""
+
+    TYPE: ClassVar[str] = "model.remove"
+
+
+class ModelAlias(ModelCommand, frozen=True, kw_only=True):
+    """Give the model another name, or move that name to it."""
+
+    TYPE: ClassVar[str] = "model.alias"
+
+    alias: ModelId
+
+
 class SessionUpdate(Command, frozen=True, kw_only=True):
     """Sign in by frame, where a client can set no header."""
 
@@ -246,6 +294,12 @@ COMMANDS: Final[dict[str, type[Command]]] = {
         ConversationList,
         ConversationItemsList,
         ModelList,
+        ModelLoad,
+        ModelUnload,
+        ModelPin,
+        ModelAdd,
+        ModelRemove,
+        ModelAlias,
         SessionUpdate,
     )
 }

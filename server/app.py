@@ -120,6 +120,7 @@ class App:
         store = await self._open_store(stack)
         # 2. The models: sources are found before the port is taken, so that a typo costs nobody anything.
         self._pool = pool = await self._make_pool()
+        metrics.watch(pool)
         # 3. What answers turns.
         journal = Journal(store, metrics, config.store)
         relay = Journal(store, metrics, config.store)
@@ -233,6 +234,7 @@ class App:
         )
         for name, settings in config.models.items():
             pool.add(await self._make_model(name, settings), settings.aliases)
+        pool.make_model = self._make_model
         return pool
 
     async def _make_model(self, name: str, settings: ModelConfig) -> Model:
@@ -265,6 +267,7 @@ class App:
                 name,
                 rate=echo.rate,
                 ttft_ms=echo.ttft_ms,
+                load_ms=echo.load_ms,
                 context_length=echo.context_length,
                 max_concurrency=echo.max_concurrency,
             )

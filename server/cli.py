@@ -1,4 +1,4 @@
-"""The command line: `tokenwire serve` and `tokenwire check`; `tokenwire keys` is cli_keys.py's."""
+"""The command line: `tokenwire serve` and `check`; `keys` is cli_keys.py's and `models` cli_models.py's."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from server.cli_keys import add_keys_commands
+from server.cli_models import add_models_commands
 from server.config import DAY_S, FILE_VARIABLE, Config, is_loopback
 from server.errors import ConfigError, StartError
 
@@ -40,9 +41,12 @@ _FLAGS: Final = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code. argv: arguments without the program's name; None: sys.argv's."""
     options = vars(_parser().parse_args(argv))
-    command = options.pop("command")
-    own = {name: options.pop(name) for name in options.pop("own", ())}
+    remote = options.pop("remote", None)
     try:
+        if remote is not None:
+            return int(remote(options))  # of a server that runs: its settings are none of ours
+        command = options.pop("command")
+        own = {name: options.pop(name) for name in options.pop("own", ())}
         from server.config_loading import load_config  # noqa: PLC0415 takes a while, and --help does without
 
         config = load_config(_flags(options), os.environ, _config_file(options, os.environ))
@@ -92,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=command)
         _add_flags(sub)
     add_keys_commands(commands, _add_flags)
+    add_models_commands(commands)
     return parser
 
 

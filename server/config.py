@@ -136,6 +136,7 @@ class EchoConfig(Section):
 
     rate: Annotated[float, Field(ge=0)] = 0.0  # tokens per second and answer; 0: as fast as asked
     ttft_ms: Annotated[float, Field(ge=0)] = 0.0  # wait before the first token
+    load_ms: Annotated[float, Field(ge=0)] = 0.0  # what loading takes
     context_length: Annotated[int, Field(ge=16)] = 8192  # tokens
     max_concurrency: Annotated[int, Field(ge=1)] = 4096  # answers at once
 

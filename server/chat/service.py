@@ -41,6 +41,7 @@ from server.chat.feeds import Feeds
 from server.chat.following import ENDED, Follower, Following, read_journal
 from server.chat.generation import Generation, Interrupt, Resumed
 from server.chat.hub import Channel
+from server.chat.model_admin import ModelAdmin
 from server.chat.reads import Reads, terminal_event, wire_conversation
 from server.chat.rights import check_conversation, check_turn, may_use
 from server.chat.runtime import Runtime
@@ -85,6 +86,7 @@ class Chat:
             ConversationItemsList: self.list_items,
             ModelList: self.list_models,
             SessionUpdate: self.update_session,
+            **ModelAdmin(runtime, pool).handlers,
         }
 
     @property

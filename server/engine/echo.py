@@ -32,6 +32,7 @@ from server.engine.stops import StopFilter
 
 CONTEXT_LENGTH: Final = 8192  # tokens, as of the default model
 MAX_CONCURRENCY: Final = 4096  # answers at once
+LOAD_STEPS: Final = 10  # of the progress of a load
 BURST_WORDS: Final = 64  # words a pull without a rate, after the first: callers pull once a journal tick
 
 _WORD: Final = re.compile(r"\s*\S+\s*|\s+")
@@ -44,6 +45,7 @@ class EchoEngine:
 
     rate: tokens a second for each answer; 0 means as fast as asked: the first word, then BURST_WORDS a pull.
     ttft_ms: time to the first token, in milliseconds.
+    load_ms: what `start` takes, in milliseconds.
     context_length: in tokens.
     max_concurrency: answers made at once; more wait, first come first served.
     clock: where the time comes from; None means the running event loop.
@@ -55,6 +57,7 @@ class EchoEngine:
         *,
         rate: float,
         ttft_ms: float,
+        load_ms: float = 0.0,
         context_length: int = CONTEXT_LENGTH,
         max_concurrency: int = MAX_CONCURRENCY,
         clock: Clock | None = None,
@@ -66,6 +69,7 @@ class EchoEngine:
         self.max_concurrency = max_concurrency
         self._rate = rate
         self._ttft = ttft_ms / 1000
+        self._load_s = load_ms / 1000
         self._pacer = Pacer(f"engine {name} was closed", clock)
         self._slots = asyncio.Semaphore(max_concurrency)  # wakes its waiters in their order
         self._unfinished = 0
@@ -77,8 +81,12 @@ class EchoEngine:
         return self._unfinished
 
     async def start(self, progress: ProgressCallback) -> None:
-        """Be ready at once."""
-        progress("there is nothing to load", None)
+        """Be ready at once, or after the time that loading is to take."""
+        if not self._load_s:
+            progress("there is nothing to load", None)
+        for done in range(LOAD_STEPS if self._load_s else 0):
+            progress("pretending to load", done / LOAD_STEPS)
+            await asyncio.sleep(self._load_s / LOAD_STEPS)
 
     async def render(self, messages: Sequence[Message]) -> Prompt:
         """Split the messages into words."""

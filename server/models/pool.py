@@ -9,17 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Final
 
+from server.config import ModelConfig
 from server.engine.base import Engine, EngineStartError
 from server.models import placement
-from server.models.errors import ModelFailedError, NoRoomError
+from server.models.errors import ModelFailedError, NoRoomError, RegistryError, UnknownModelError
 from server.models.model import Model, ModelState, Want
 from server.models.placement import Device, Phase, Policy, ReplicaView
 from server.models.registry import Registry
 from server.models.replica import Replica
+from server.observe.metrics import DeviceSample, ModelSample
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +34,11 @@ WANT_TIMEOUT_S: Final = 600.0  # who has waited this long for room is told that 
 LOCAL: Final = Device("local")  # where nobody has declared devices: one without bounds
 
 EngineFactory = Callable[[tuple[Device, ...]], Engine]
+ModelFactory = Callable[[str, ModelConfig], Awaitable[Model]]
+
+
+async def _no_factory(name: str, _settings: ModelConfig) -> Model:
+    raise RegistryError(f"model '{name}' cannot be added: this server makes none while it runs")
 
 
 class Pool:
@@ -57,6 +65,7 @@ class Pool:
         self.evictions = 0
         self.loads = 0
         self.on_loaded: Callable[[], None] = lambda: None  # called after each load
+        self.make_model: ModelFactory = _no_factory  # for models that are added while it runs
         self._policy = policy
         self._stall_timeout_s = stall_timeout_s
         self._want_timeout_s = want_timeout_s
@@ -85,12 +94,66 @@ class Pool:
         return self.registry.get(name)
 
     def add(self, model: Model, aliases: Iterable[str] = ()) -> None:
-        """Take a model in; nothing is loaded before it is wanted. Raises RegistryError."""
-        self.registry.add(model)
-        for alias in aliases:
-            self.registry.new_alias(alias, model.name)
+        """Take a model in; nothing is loaded before it is wanted. Raises RegistryError, which leaves it out."""
+        if model.name in self._gone:
+            raise RegistryError(f"a model '{model.name}' is being removed; wait for its last answers to end")
+        self.registry.add(model, aliases)
         model.poke = self.poke
         self.poke()
+
+    async def load(self, name: str) -> Model:
+        """Return when the model is ready. Raises UnknownModelError, ModelUnavailableError."""
+        model = self.get(name)
+        if model.given_up:
+            model.given_up, model.retry_at = False, 0.0  # somebody may have repaired what was wrong
+        with model.wanted() as want:
+            while model.ready_engine is None:
+                want.check()
+                await model.changed.wait()
+        return model
+
+    async def unload(self, name: str) -> Model:
+        """Return when the model is unloaded; what runs may end. Raises UnknownModelError, RegistryError."""
+        model = self.get(name)
+        if model.needs.floor:
+            kept = "is pinned; unpin it first" if model.needs.pinned else "has min_replicas in its settings"
+            raise RegistryError(f"'{model.name}' {kept}: it would be loaded again at once")
+        await self._drain(model)
+        return model
+
+    def pin(self, name: str, *, pinned: bool) -> Model:
+        """Load and keep the model, or keep it no more. Raises UnknownModelError, RegistryError."""
+        model = self.get(name)
+        if pinned and model.given_up:
+            raise RegistryError(f"'{model.name}' cannot be loaded: {model.detail}")
+        model.needs = replace(model.needs, pinned=pinned)
+        model.tell()
+        return model
+
+    async def remove(self, name: str) -> None:
+        """Return when the model's last answers have ended; it is not there for new ones from now on.
+
+        Raises UnknownModelError, RegistryError.
+        """
+        model = self.registry.remove(name)
+        model.is_removed, model.is_to_restore, model.target = True, False, 0
+        model.needs = replace(model.needs, pinned=False, minimum=0)
+        model.fail_wants(UnknownModelError(f"the model '{name}' was removed"))
+        self._gone[name] = model
+        await self._drain(model)
+        self._gone.pop(name, None)
+
+    async def _drain(self, model: Model) -> None:
+        """Return when the replicas that the model has now are gone."""
+        leaving = list(model.replicas)
+        for replica in leaving:
+            if replica.phase is Phase.READY or replica.phase is Phase.DRAINING:
+                replica.drains_for_good = True
+                replica.set(Phase.DRAINING, "unloading when its last answer has ended")
+            elif replica.phase is not Phase.STOPPING:
+                replica.stop("unloading")
+        while any(replica in model.replicas for replica in leaving):
+            await model.changed.wait()
 
     # Life
 
@@ -134,6 +197,22 @@ class Pool:
     def poke(self) -> None:
         """Something has changed: look at the whole again."""
         self._poked.set()
+
+    # What metrics ask
+
+    def model_samples(self) -> Iterator[ModelSample]:
+        for model in self._all():
+            replicas = [
+                (",".join(device.id for device in replica.devices), replica.leases) for replica in model.replicas
+            ]
+            yield ModelSample(model.name, model.state.value, len(model.wants), tuple(replicas))
+
+    def device_samples(self) -> Iterator[DeviceSample]:
+        for device in self.devices.values():
+            taken = sum(
+                model.needs.memory for model in self._all() for replica in model.replicas if device in replica.devices
+            )
+            yield DeviceSample(device.id, device.memory, taken)
 
     # Placement
 
@@ -240,7 +319,10 @@ class Pool:
     def _unload(self, replica: Replica, cause: str | None) -> None:
         if cause is not None:
             self.evictions += 1
-            self._pushed_out[self.models[replica.model]] = cause
+            model = self.models[replica.model]
+            self._pushed_out[model] = cause
+            if model.metrics is not None:
+                model.metrics.evicted()
         replica.stop("unloading" if cause is None else f"unloading, to make room for {cause}")
 
     # Replicas
@@ -261,10 +343,13 @@ class Pool:
             async with AsyncExitStack() as turn:
                 for device in sorted(device.id for device in replica.devices):
                     await turn.enter_async_context(self._turns[device])
+                began = loop.time()
                 if model.is_due or model.target > 1:  # else who wanted it is gone: no load for nobody
                     await replica.start(model.make_engine(replica.devices), model.start_timeout_s)
                     started_at = loop.time()
             if started_at is not None and not replica.is_stopping:
+                if model.metrics is not None:
+                    model.metrics.loaded(started_at - began)
                 self._ready(model, replica)
                 died_of = await replica.watch(self._stall_timeout_s)
                 fault = EngineStartError(died_of) if died_of is not None else None
@@ -328,7 +413,5 @@ class Pool:
 
     def _after(self, model: Model) -> None:
         """A replica is gone."""
-        if model.is_removed and not model.replicas:
-            self._gone.pop(model.name, None)
         model.resize()
         model.tell()

@@ -63,21 +63,21 @@ class Registry:
         found = [(int(match["version"]), model) for match, model in versions if match and match["name"] == name]
         return max(found, key=lambda each: each[0])[1] if found else None  # 3
 
-    def add(self, model: Model) -> None:
-        """Take a model in. Raises RegistryError where its name is taken."""
-        self._check_free(model.name)
+    def add(self, model: Model, aliases: Iterable[str] = ()) -> None:
+        """Take a model in. Raises RegistryError where a name is taken, and then leaves all as it was."""
+        names = [model.name, *aliases]
+        for name in names:
+            self._check_free(name)
+        if len(set(names)) < len(names):
+            raise RegistryError(f"model '{model.name}' has a name twice: {', '.join(names)}")
         self._models[model.name] = model
+        self._aliases.update(dict.fromkeys(aliases, model.name))
 
     def alias(self, alias: str, name: str) -> None:
         """Give a model another name, or move that name to it. Raises RegistryError, UnknownModelError."""
         if alias in self._models:
             raise RegistryError(f"'{alias}' is a model; an alias needs a name of its own")
         self._aliases[alias] = self.get(name).name
-
-    def new_alias(self, alias: str, name: str) -> None:
-        """As `alias`, where the name must not be taken yet."""
-        self._check_free(alias)
-        self.alias(alias, name)
 
     def remove(self, name: str) -> Model:
         """Forget a model and its aliases. Raises UnknownModelError, and RegistryError for the default model."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus text exposition format
 
@@ -27,9 +32,11 @@ class ModelMetrics:
         "_background_limit",
         "_cached_tokens",
         "_ends",
+        "_evictions",
         "_input_tokens",
         "_inter_token",
         "_limit",
+        "_load",
         "_output_tokens",
         "_queue_wait",
         "_refused",
@@ -54,6 +61,8 @@ class ModelMetrics:
         self._output_tokens = metrics.output_tokens.labels(model)
         self._cached_tokens = metrics.cached_tokens.labels(model)
         self._up = metrics.engine_up.labels(model)
+        self._load = metrics.load_time.labels(model)
+        self._evictions = metrics.evictions.labels(model)
 
     def queued(self, wait_s: float, service_class: str) -> None:
         """Count the wait of a turn that now runs: for its conversation, for admission and for the model, in seconds."""
@@ -108,6 +117,64 @@ class ModelMetrics:
     def engine_up(self, *, up: bool) -> None:
         """Say whether the model can answer."""
         self._up.set(up)
+
+    def loaded(self, seconds: float) -> None:
+        """Count a load that took `seconds`."""
+        self._load.observe(seconds)
+
+    def evicted(self) -> None:
+        """Count a replica that was unloaded to make room for another model."""
+        self._evictions.inc()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSample:
+    """A model at the moment of a scrape. replicas: (device, answers that run in it) of each."""
+
+    name: str
+    state: str
+    waiting: int
+    replicas: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSample:
+    """A device at the moment of a scrape. memory: bytes, infinite where none are declared; taken: by models."""
+
+    name: str
+    memory: float
+    taken: float
+
+
+class Fleet(Protocol):
+    """What is asked for its models and devices at each scrape."""
+
+    def model_samples(self) -> Iterable[ModelSample]: ...
+
+    def device_samples(self) -> Iterable[DeviceSample]: ...
+
+
+class _FleetCollector(Collector):
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def collect(self) -> Iterator[Metric]:
+        state = GaugeMetricFamily("tokenwire_model_state", "1 for the state that it is in.", labels=("model", "state"))
+        waiting = GaugeMetricFamily("tokenwire_model_waiting", "Turns that wait for the model.", labels=("model",))
+        running = GaugeMetricFamily(
+            "tokenwire_replica_running", "Answers that run in a replica.", labels=("model", "replica", "device")
+        )
+        for model in self._fleet.model_samples():
+            state.add_metric((model.name, model.state), 1)
+            waiting.add_metric((model.name,), model.waiting)
+            for number, (place, count) in enumerate(model.replicas, start=1):
+                running.add_metric((model.name, str(number), place), count)
+        memory = GaugeMetricFamily("tokenwire_device_memory_bytes", "Memory of a device.", labels=("device",))
+        taken = GaugeMetricFamily("tokenwire_device_taken_bytes", "Of it, taken by models.", labels=("device",))
+        for device in self._fleet.device_samples():
+            memory.add_metric((device.name,), device.memory)
+            taken.add_metric((device.name,), device.taken)
+        yield from (state, waiting, running, memory, taken)
 
 
 _Labelled = TypeVar("_Labelled", Counter, Gauge, Histogram)
@@ -168,6 +235,8 @@ class Metrics:
         self.input_tokens = self._counter("input_tokens_total", "Prompt tokens.", model)
         self.output_tokens = self._counter("output_tokens_total", "Tokens made.", model)
         self.cached_tokens = self._counter("cached_tokens_total", "Prompt tokens the prefix cache had.", model)
+        self.load_time = self._histogram("model_load_seconds", "Loading a model.", _WAIT_BUCKETS, model)
+        self.evictions = self._counter("model_evictions_total", "Unloaded to make room for another model.", model)
         self.engine_up = self._gauge("engine_up", "1 while the model can answer.", model)
 
     def _make_admission_metrics(self) -> None:
@@ -187,6 +256,10 @@ class Metrics:
         self._events = self._counter("journal_events_total", "Events written to journals.")
         self._tick = self._gauge("journal_tick_seconds", "Time between journal writes; stretched under load.")
         self._store_up = self._gauge("store_up", "1 while Redis answers.")
+
+    def watch(self, fleet: Fleet) -> None:
+        """Show its models and devices at each scrape."""
+        self.registry.register(_FleetCollector(fleet))
 
     def for_model(self, name: str) -> ModelMetrics:
         """Return the metrics of one configured model; never call it with a name that a client made up."""

@@ -23,7 +23,10 @@ TIERS = [
     {"server.cli"},
     {"server.__main__"},
 ]
-SAME_UNIT = {"server.config_loading": "server.config", "server.cli_keys": "server.cli"}  # one package in two files
+# One package in several files.
+SAME_UNIT = {"server.config_loading": "server.config"} | dict.fromkeys(
+    ("server.cli_keys", "server.cli_models"), "server.cli"
+)
 TIER = {unit: number for number, units in enumerate(TIERS) for unit in units}
 
 CONCRETE_ENGINES = {f"server.engine.{name}" for name in ("vllm", "echo", "openai", "triton")}

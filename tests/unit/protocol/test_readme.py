@@ -22,6 +22,8 @@ from protocol.commands import (
     ConversationUnsubscribe,
     ConversationUpdate,
     ModelList,
+    ModelLoad,
+    ModelRemove,
     ResponseCancel,
     ResponseCreate,
     ResponseRetrieve,
@@ -119,6 +121,10 @@ def real_answers() -> Iterator[bytes]:
         command = ConversationItemsList(conversation="c", **address)
         yield answer("conversation.items.listed", command, conversation="c", data=rows, has_more=True)
         yield answer("model.listed", ModelList(**address), data=[model])
+        for kind in ("model.loaded", "model.unloaded", "model.pinned", "model.added", "model.aliased"):
+            yield answer(kind, ModelLoad(model="m", **address), model=model)
+        removed = {"id": "m", "object": "model.removed", "removed": True}
+        yield answer("model.removed", ModelRemove(model="m", **address), model=removed)
         for user in (User("acme/ann", frozenset({"instructions"}), expires_at=1.0), User("ann", frozenset({"admin"}))):
             yield answer("session.updated", SessionUpdate(**address), session=wire_session(user))
         subscribe = ConversationSubscribe(conversation="c", **address)
