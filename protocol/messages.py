@@ -199,6 +199,42 @@ class ModelListed(Answer, tag="model.listed", kw_only=True):
     data: list[dict[str, Any]]
 
 
+class ModelLoaded(Answer, tag="model.loaded", kw_only=True):
+    """Answers model.load."""
+
+    model: dict[str, Any]
+
+
+class ModelUnloaded(Answer, tag="model.unloaded", kw_only=True):
+    """Answers model.unload."""
+
+    model: dict[str, Any]
+
+
+class ModelPinned(Answer, tag="model.pinned", kw_only=True):
+    """Answers model.pin."""
+
+    model: dict[str, Any]
+
+
+class ModelAdded(Answer, tag="model.added", kw_only=True):
+    """Answers model.add."""
+
+    model: dict[str, Any]
+
+
+class ModelAliased(Answer, tag="model.aliased", kw_only=True):
+    """Answers model.alias."""
+
+    model: dict[str, Any]
+
+
+class ModelRemoved(Answer, tag="model.removed", kw_only=True):
+    """Answers model.remove."""
+
+    model: dict[str, Any]
+
+
 class SessionUpdated(Answer, tag="session.updated", kw_only=True):
     """Answers session.update."""
 
@@ -242,6 +278,12 @@ SERVER_MESSAGES: Final[tuple[type[ServerMessage], ...]] = (
     ConversationUnsubscribed,
     ConversationItemAdded,
     ModelListed,
+    ModelLoaded,
+    ModelUnloaded,
+    ModelPinned,
+    ModelAdded,
+    ModelAliased,
+    ModelRemoved,
     SessionUpdated,
     Error,
     SteerFailed,

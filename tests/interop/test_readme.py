@@ -51,9 +51,9 @@ def test_the_screenshot_and_every_other_file_that_is_linked_exists():
 
 
 def test_every_flag_that_is_named_is_one(subtests: pytest.Subtests):
-    """Of `tokenwire serve` or `tokenwire keys create`, but for those of compose, git and wscat."""
+    """Of `tokenwire serve`, `keys create` or `models add`, but for those of compose, git and wscat."""
     known: set[bytes] = set()
-    for words in (["serve"], ["keys", "create"]):
+    for words in (["serve"], ["keys", "create"], ["models", "add"]):
         done = subprocess.run(
             [sys.executable, "-m", "server", *words, "--help"], cwd=ROOT, capture_output=True, check=True
         )

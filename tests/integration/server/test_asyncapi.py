@@ -52,6 +52,12 @@ async def test_a_session(slow: ServerProcess):
         await c.do("conversation.update", conversation=other, metadata={})
         await c.do("conversation.list", limit=1)
         await c.do("conversation.delete", conversation=other)
+        settings = {"source": "x", "min_replicas": 0}
+        await c.do("model.add", model="other", settings=settings, stream_id="do")
+        await c.do("model.alias", model="other", alias="o", stream_id="do")
+        await c.do("model.pin", model="other", pinned=False, stream_id="do")
+        for command in ("model.load", "model.unload", "model.remove"):
+            await c.do(command, model="other", stream_id="do", id="k")
         for command in ("model.list", "session.update", "response.steer"):
             await c.do(command, stream_id="do")
     for frame in c.sent:
