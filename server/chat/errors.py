@@ -6,7 +6,7 @@ import logging
 
 from protocol.errors import ProtocolError
 from server.access.admission import QueueFullError
-from server.engine.base import EngineDeadError, EngineError, PromptError
+from server.engine.base import EngineDeadError, EngineError, PromptError, RequestError
 from server.models.errors import ModelUnavailableError, RegistryError, UnknownModelError
 from server.store.base import (
     NotFoundError,
@@ -61,6 +61,8 @@ def translate(error: BaseException) -> ProtocolError:  # noqa: C901, PLR0912 a t
             return ProtocolError(
                 "invalid_request", f"the model's chat template refuses this input: {error}", param="input"
             )
+        case RequestError():
+            return ProtocolError("invalid_request", f"the model's server refuses this request: {error}")
         case EngineDeadError():
             return ProtocolError("engine_error", "the engine died while answering", retry_after_ms=OVERLOAD_RETRY_MS)
         case EngineError():

@@ -24,7 +24,7 @@ from server.chat.runtime import Runtime
 from server.chat.tally import Tally
 from server.chat.turn import Turn, generation_request, new_turn
 from server.chat.waiting import admitted, wait_for_turn
-from server.engine.base import Chunk, Engine, EngineDeadError, FinishReason, GenerationRequest
+from server.engine.base import AnswerLostError, Chunk, Engine, EngineDeadError, FinishReason, GenerationRequest
 from server.models.replica import Lease
 from server.store.base import Begun, FencedError, History, StoreError, StoreUnavailableError
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_EPOCH: Final = 1
 AWAY_REPEAT_S: Final = 5.0  # clients hear this often that the store is away
-MAX_ENGINES: Final = 3  # engines that may die under one response before it fails
+MAX_ENGINES: Final = 3  # engines that may die under one response, or lose it, before it fails
 
 
 class Interrupt(Enum):
@@ -251,13 +251,15 @@ class Generation:
             async with admitted(self.turn.model, demand, self._patience, self.conversation) as (lease, ticket):
                 try:
                     await self._generate(lease, ticket, history)
-                except EngineDeadError:
-                    lease.report_dead()
+                except (EngineDeadError, AnswerLostError) as error:
+                    if isinstance(error, EngineDeadError):
+                        lease.report_dead()
                     if attempt == MAX_ENGINES:
                         raise
+                    why = str(error)  # not the error: its traceback would keep the prompt
                 else:
                     return
-            logger.warning("the engine died; going on with the next one", extra={"response": self.response_id})
+            logger.warning("going on with an answer that broke off: %s", why, extra={"response": self.response_id})
 
     async def _wait_for_turn(self) -> History:
         if not self.is_stored:

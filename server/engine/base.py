@@ -18,8 +18,16 @@ class EngineDeadError(EngineError):
     """The engine process is gone or hangs; nothing will come from it until it is started again."""
 
 
+class AnswerLostError(EngineError):
+    """This answer broke off in the middle, and the engine goes on: the rest of it can be asked for."""
+
+
 class EngineStartError(EngineError):
     """The engine cannot start with this model and these settings; the text is one line that says what to do."""
+
+
+class RequestError(EngineError):
+    """The engine does not take this request as it is; the text says why."""
 
 
 class PromptError(EngineError):
@@ -125,7 +133,8 @@ class Chunk:
     text: new text, never half a character, never part of a stop string; may be empty.
     token_count: tokens it stands for (0 is allowed on the last one).
     finish_reason: set on the last chunk only.
-    cached_tokens: prompt tokens served from the prefix cache; known from the first chunk on.
+    cached_tokens: prompt tokens served from the prefix cache; known from the first chunk on (a remote server tells it
+        with the last one, or not at all).
     """
 
     text: str

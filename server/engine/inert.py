@@ -6,9 +6,10 @@ import json
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from tokenizers import Tokenizer
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 # Characters of text whose tokens are remembered for each model: some hundred conversations. A token's id costs
 # 8 bytes and stands for about 4 characters, so this is some 20 MB.
@@ -26,6 +27,8 @@ class InertEncoder:
     """
 
     def __init__(self, tokenizer: Any) -> None:
+        from tokenizers import Tokenizer  # noqa: PLC0415 - comes with vLLM: a gateway for remote models has none
+
         source = tokenizer.backend_tokenizer
         description = json.loads(source.to_str())  # some megabytes: once is enough
         added = source.get_added_tokens_decoder()

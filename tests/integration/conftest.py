@@ -15,6 +15,7 @@ from server.engine.base import ProgressCallback
 from server.engine.vllm import VllmEngine
 from server.models.sources import resolve
 from tests.support.random_model import make_random_model
+from tests.support.vllm_server import VllmServer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported: nothing here asks a hub
 
@@ -53,3 +54,14 @@ async def vllm_engine(default_model_dir: str) -> AsyncIterator[VllmEngine]:
     yield engine
     engine.close()
     await engine.wait_closed()
+
+
+@pytest.fixture(scope="session")
+def vllm_server(default_model_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    """The OpenAI server of vLLM itself with the default model: what remote backends talk to."""
+    server = VllmServer(Path(default_model_dir), tmp_path_factory.mktemp("vllm") / "server.log")
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.stop()

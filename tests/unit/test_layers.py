@@ -142,7 +142,22 @@ def test_the_server_imports_without_vllm_and_without_the_tests_packages():
     """Only engine/vllm.py needs vLLM, and only when that engine is used; the `dev` extra is never needed."""
     names = [module_name(path) for path in MODULES]
     names = [name for name in names if name not in {"server.engine.vllm", "server.__main__"}]
-    blocked = ["vllm", "torch", "transformers", "pytest", "hypothesis", "openai", "playwright", "jsonschema", "yaml"]
+    blocked = [
+        "vllm",
+        "torch",
+        "transformers",
+        "tokenizers",
+        "jinja2",
+        "numpy",
+        "tritonclient",
+        "grpc",
+        "pytest",
+        "hypothesis",
+        "openai",
+        "playwright",
+        "jsonschema",
+        "yaml",
+    ]
     code = "import importlib, sys\n"
     code += f"sys.modules.update(dict.fromkeys({blocked!r}))\n"
     code += f"for name in {names!r}: importlib.import_module(name)"

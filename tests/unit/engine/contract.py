@@ -136,10 +136,10 @@ class EngineContract:
         assert {chunk.cached_tokens for chunk in chunks} == {chunks[0].cached_tokens}
 
     async def test_the_prompt_counts_its_tokens(self, engine: Engine) -> None:
-        """More text is more tokens, and the messages stay with the prompt."""
+        """More text is more tokens, and the messages stay with the prompt; an engine that takes messages has no ids."""
         short, long = await engine.render(user("one")), await engine.render(user("one two three four"))
         assert 0 < short.token_count < long.token_count
-        assert len(short.token_ids) == short.token_count
+        assert len(short.token_ids) in {0, short.token_count}
         assert short.messages == (Message("user", "one"),)
 
     async def test_bad_parameters_fail_this_request_alone(self, engine: Engine) -> None:

@@ -1,0 +1,150 @@
+"""A streamed answer of an OpenAI-compatible server, sans I/O: bytes in, chunks out.
+
+Both kinds are read: Chat Completions (`choices[0].delta.content`) and Completions (`choices[0].text`). Fields that are
+not named here are passed over; servers add many.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from protocol.errors import excerpt
+from server.engine.base import Chunk, EngineError, FinishReason
+from server.engine.sse import SseDecoder, SseError
+
+MAX_SHOWN_CHARS: Final = 120  # of what a server says, in error texts
+
+_DONE: Final = b"[DONE]"
+_FINISH_REASONS: Final = {
+    "stop": FinishReason.STOP,
+    "eos": FinishReason.STOP,
+    "tool_calls": FinishReason.STOP,
+    "function_call": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "content_filter": FinishReason.CONTENT_FILTER,
+}
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decoder: Final = msgspec.json.Decoder(_Event)
+
+
+class CompletionStream:
+    """Gathers what comes into chunks.
+
+    repeated: white space that the answer may begin with although it was said before; it is left out.
+
+    is_over: whether the stream has said `[DONE]`.
+    """
+
+    def __init__(self, repeated: str = "") -> None:
+        self.is_over = False
+        self._sse = SseDecoder()
+        self._repeated = repeated
+        self._counted = 0
+        self._total: int | None = None  # as the server counts, where it does
+        self._seen = 0  # events with text: about as many as tokens
+        self._cached = 0
+        self._reason: str | None = None
+
+    def feed(self, data: bytes) -> Chunk | None:
+        """Return what `data` brings, or None. The end is told by `finish` alone: the usage comes after the reason.
+
+        Raises EngineError where the server reports an error, or speaks another language.
+        """
+        try:
+            events = self._sse.feed(data)
+            text = "".join(self._take(event) for event in events)
+        except (SseError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise EngineError(f"the server's stream cannot be read: {_shown(error)}") from None
+        count = self._new_tokens()
+        return Chunk(text, count, None, self._cached) if text or count else None
+
+    def finish(self) -> Chunk | None:
+        """Return the last chunk, or None where the stream broke off before it had said why it ends.
+
+        Raises EngineError where the server broke it off.
+        """
+        if self._reason is None:
+            return None
+        reason = _FINISH_REASONS.get(self._reason)
+        if reason is None:
+            raise EngineError(f"the server broke this answer off ({_shown(self._reason)})")
+        return Chunk("", 0, reason, self._cached)
+
+    def _take(self, event: bytes) -> str:
+        if event == _DONE:
+            self.is_over = True
+            return ""
+        message = _decoder.decode(event)
+        if message.error is not None:
+            raise EngineError(f"the server reports: {error_text(message.error)}")
+        if message.usage is not None:
+            self._note(message.usage)
+        text = ""
+        for choice in message.choices or ():
+            text += (choice.delta.content if choice.delta else choice.text) or ""
+            self._reason = choice.finish_reason or self._reason
+        self._seen += bool(text)
+        if self._reason == "length":
+            text = text.rstrip("\ufffd")  # half a character, cut off by max_tokens
+        return self._unrepeated(text)
+
+    def _note(self, usage: _Usage) -> None:
+        if usage.completion_tokens is not None:
+            self._total = usage.completion_tokens
+        if usage.prompt_tokens_details is not None:
+            self._cached = usage.prompt_tokens_details.cached_tokens or self._cached
+
+    def _new_tokens(self) -> int:
+        total = self._seen if self._total is None else self._total
+        new = max(0, total - self._counted)
+        self._counted += new
+        return new
+
+    def _unrepeated(self, text: str) -> str:
+        """Leave out white space that stands at the end of the text so far, and that the server may say again."""
+        while text and self._repeated:
+            if text[0] != self._repeated[0]:
+                self._repeated = ""
+                break
+            text, self._repeated = text[1:], self._repeated[1:]
+        return text
+
+
+def error_text(error: Any) -> str:
+    """Return the message of a server's error object, in one line."""
+    if isinstance(error, dict):
+        inner = error.get("error", error)
+        error = inner.get("message", inner) if isinstance(inner, dict) else inner
+    return _shown(error)
+
+
+def _shown(what: object) -> str:
+    return excerpt(" ".join(str(what).split()), MAX_SHOWN_CHARS)

@@ -1,0 +1,338 @@
+"""A model behind somebody else's OpenAI-compatible server: vLLM, SGLang, Ray Serve LLM, llama.cpp and others.
+
+What differs between them, and what is done about it:
+
+- The window: vLLM and SGLang tell it in their list of models (`max_model_len`), llama.cpp as `meta.n_ctx`; elsewhere
+  it must be configured.
+- The length of a prompt: vLLM's server counts it (`POST /tokenize`). Elsewhere it is estimated, and where the client
+  sets no `max_output_tokens` the server is left to find out how much room there is.
+- Going on with an answer that broke off: `continue_final_message`, as vLLM and SGLang call it.
+- Control tokens: these servers find them in message text, too. With `tokenizer` set, prompts are made here, where
+  text is only ever text, and go out as token ids (Completions): then all of the above is exact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import difflib
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+import aiohttp
+
+from protocol.errors import excerpt
+from protocol.items import Message
+from server.engine.base import (
+    AnswerLostError,
+    Chunk,
+    EngineDeadError,
+    EngineError,
+    EngineStartError,
+    GenerationRequest,
+    ProgressCallback,
+    Prompt,
+    PromptError,
+    RequestError,
+    Sampling,
+)
+from server.engine.completion_stream import CompletionStream
+from server.engine.endpoint import Endpoint, EndpointDownError, EndpointRefusedError, pieces
+from server.engine.prompt import PromptRenderer, merge_turns
+from server.engine.tokenizer import load_tokenizer
+
+# Estimates where nobody counts: English has about 4 characters a token, and each message some framing.
+CHARS_PER_TOKEN: Final = 4
+FRAMING_TOKENS: Final = 4
+
+_EVENT_STREAM: Final = "text/event-stream"
+_COUNTS_ALL_THE_TIME: Final = frozenset({"vllm", "sglang"})  # `owned_by` of servers that send usage with each piece
+_REFUSED_INPUT: Final = frozenset({400, 413, 422})
+# `Sampling` and vLLM's request share these names; other servers take those of them that they know.
+_SAMPLING_FIELDS: Final = tuple(field.name for field in fields(Sampling) if field.name not in {"stop", "max_tokens"})
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAISettings:
+    """Where the model is and how to ask for it.
+
+    url: the base, mostly ending in /v1.
+    model: its name there.
+    api_key_env: environment variable with the key; None sends none.
+    context_length: prompt and answer together, in tokens; None asks the server.
+    max_concurrency: answers asked for at once.
+    silence_timeout_s: a stream that brings nothing this long counts as broken.
+    tokenizer: a folder with tokenizer.json and the chat template; None leaves both to the server.
+    """
+
+    url: str
+    model: str
+    api_key_env: str | None = None
+    context_length: int | None = None
+    max_concurrency: int = 256
+    silence_timeout_s: float = 120.0
+    tokenizer: str | None = None
+
+
+class OpenAIEngine:
+    """See the module's text. name: for error texts."""
+
+    def __init__(self, name: str, settings: OpenAISettings) -> None:
+        self.name = name
+        self.context_length = settings.context_length or 0
+        self.max_concurrency = settings.max_concurrency
+        self._settings = settings
+        self._endpoint = Endpoint(settings.url, settings.api_key_env, settings.silence_timeout_s)
+        self._root = self._endpoint.url.removesuffix("/v1")
+        self._renderer: PromptRenderer | None = None
+        self._counts_prompts = False
+        self._counts_always = False
+        self._unfinished = 0
+        self._opening: set[asyncio.Task[aiohttp.ClientResponse]] = set()
+        self._running: set[aiohttp.ClientResponse] = set()
+        self._is_open = False
+        self._is_closed = False
+
+    @property
+    def unfinished(self) -> int:
+        """Requests not yet ended; 0 when the engine was closed."""
+        return 0 if self._is_closed else self._unfinished
+
+    # Its life
+
+    async def start(self, progress: ProgressCallback) -> None:
+        """Look the model up in the server's list."""
+        progress(f"asking {self._endpoint.url} for its models", None)
+        try:
+            if self._settings.tokenizer is not None:
+                self._renderer = PromptRenderer(await asyncio.to_thread(load_tokenizer, self._settings.tokenizer))
+            self._endpoint.open()
+            self._learn(await self._look_up())
+            self._counts_prompts = self._renderer is None and await self._can_count()
+        except EngineStartError:
+            raise
+        except EngineError as error:
+            raise EngineStartError(f"model {self.name} cannot be used: {error}") from None
+        self._is_open = True
+
+    async def _look_up(self) -> dict[str, Any]:
+        """Return the model's row in the server's list. Raises EngineStartError with the nearest names."""
+        answer = await self._endpoint.get("models", retries=1)
+        rows = answer.get("data") if isinstance(answer, dict) else None
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise EngineStartError(f"{self._endpoint.url}/models answered no list of models: is the url right?")
+        names = [str(row.get("id")) for row in rows]
+        if self._settings.model in names:
+            return dict(rows[names.index(self._settings.model)])
+        near = difflib.get_close_matches(self._settings.model, names, n=3, cutoff=0.3) or names[:3]
+        there = f"it has {', '.join(map(excerpt, near))}" if near else "its list is empty"
+        raise EngineStartError(f"{self._endpoint.url} has no model {self._settings.model!r}: {there}; set source")
+
+    def _learn(self, row: dict[str, Any]) -> None:
+        self._counts_always = row.get("owned_by") in _COUNTS_ALL_THE_TIME
+        if self._settings.context_length is not None:
+            return
+        meta = row.get("meta")
+        told = row.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else None)
+        if not isinstance(told, int) or told < 1:
+            raise EngineStartError(f"{self._endpoint.url} does not tell the model's window: set context_length")
+        self.context_length = told
+
+    async def _can_count(self) -> bool:
+        """Whether the server counts a prompt's tokens for us."""
+        try:
+            await self._count([Message("user", "x")])
+        except EngineError:
+            return False
+        return True
+
+    async def check_health(self) -> None:
+        """Ask the server whether it can work, where it tells; else for its models."""
+        self._check_open()
+        try:
+            await self._healthy()
+        except EngineError as error:
+            raise EngineDeadError(str(error)) from None
+
+    async def _healthy(self) -> None:
+        try:
+            await self._endpoint.get(f"{self._root}/health", retries=1)
+        except EndpointRefusedError as error:
+            if error.status >= 500:  # noqa: PLR2004 HTTP's own number
+                raise
+            await self._endpoint.get("models", retries=1)
+        except EndpointDownError:
+            raise
+        except EngineError:
+            pass  # vLLM's answer is empty
+
+    def close(self) -> None:
+        """End running requests; the server stops making what nobody reads."""
+        self._is_closed = True
+        for task in self._opening:
+            task.cancel()
+        for response in tuple(self._running):
+            response.close()
+
+    async def wait_closed(self) -> None:
+        """Close the connections."""
+        self._is_closed = True
+        await self._endpoint.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed or not self._is_open:
+            raise EngineDeadError(f"engine {self.name} is not running")
+
+    # Prompts
+
+    async def render(self, messages: Sequence[Message]) -> Prompt:
+        """Make the prompt ready: here, or there when the answer is asked for."""
+        self._check_open()
+        if self._renderer is not None:
+            return await self._renderer.render(messages)
+        merged = merge_turns(messages)
+        if not self._counts_prompts:
+            return Prompt((), _estimate(merged), tuple(messages))
+        return Prompt((), await self._counted(merged), tuple(messages))
+
+    async def extend(self, prompt: Prompt, text: str) -> Prompt:
+        """Put the beginning of the answer behind the prompt."""
+        self._check_open()
+        if self._renderer is not None:
+            return await self._renderer.extend(prompt, text)
+        count = prompt.token_count + _estimate([Message("assistant", text)])
+        if self._counts_prompts:
+            count = await self._counted(merge_turns(prompt.messages), text)
+        return replace(prompt, token_count=count, continuation=text)
+
+    async def _counted(self, messages: Sequence[Message], continuation: str = "") -> int:
+        try:
+            return await self._count(messages, continuation)
+        except EndpointRefusedError as error:
+            raise (PromptError(error.says) if error.status in _REFUSED_INPUT else error) from None
+        except EndpointDownError as error:
+            raise EngineDeadError(str(error)) from None
+
+    async def _count(self, messages: Sequence[Message], continuation: str = "") -> int:
+        body = {"model": self._settings.model, **_conversation(messages, continuation)}
+        answer = await self._endpoint.post(f"{self._root}/tokenize", body, retries=1)
+        count = answer.get("count") if isinstance(answer, dict) else None
+        if not isinstance(count, int):
+            raise EngineError(f"{self._root}/tokenize answered no count")
+        return count
+
+    # Answers
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
+        """Yield the answer as it comes; what has come meanwhile is one chunk."""
+        self._check_open()
+        continuation = request.prompt.continuation if self._renderer is None else ""
+        stream = CompletionStream(repeated=continuation[len(continuation.rstrip()) :])
+        self._unfinished += 1
+        response: aiohttp.ClientResponse | None = None
+        try:
+            response = await self._ask(request)
+            self._running.add(response)
+            async with contextlib.aclosing(self._chunks(response, stream)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            self._unfinished -= 1
+            if response is not None:
+                self._running.discard(response)
+                response.close()  # at once: how the server learns that nobody wants the rest
+
+    async def _chunks(self, response: aiohttp.ClientResponse, stream: CompletionStream) -> AsyncGenerator[Chunk, None]:
+        try:
+            async with contextlib.aclosing(pieces(response)) as parts:
+                async for data in parts:
+                    chunk = stream.feed(data)
+                    if stream.is_over:
+                        yield _joined(chunk, self._last(stream))
+                        return
+                    if chunk is not None:
+                        yield chunk
+        except EndpointDownError as error:
+            if self._is_closed:
+                raise EngineDeadError(f"engine {self.name} was closed") from None
+            if (last := stream.finish()) is None:
+                raise AnswerLostError(str(error)) from None
+            yield last
+            return
+        yield self._last(stream)
+
+    def _last(self, stream: CompletionStream) -> Chunk:
+        last = stream.finish()
+        if last is None:
+            raise AnswerLostError(f"the stream of {self._endpoint.url} ended without saying why")
+        return last
+
+    async def _ask(self, request: GenerationRequest) -> aiohttp.ClientResponse:
+        """Return the beginning of the answer; errors that help nobody when repeated are told as they are."""
+        path, body = self._body(request)
+        opening = asyncio.create_task(self._endpoint.stream(path, body), name=f"ask for {request.id}")
+        self._opening.add(opening)
+        try:
+            response = await opening
+        except asyncio.CancelledError:
+            if self._is_closed and opening.cancelled() and not _is_cancelled():
+                raise EngineDeadError(f"engine {self.name} was closed") from None
+            raise
+        except EndpointDownError as error:
+            raise EngineDeadError(str(error)) from None
+        except EndpointRefusedError as error:
+            raise (RequestError(error.says) if error.status in _REFUSED_INPUT else error) from None
+        finally:
+            self._opening.discard(opening)
+        if response.content_type != _EVENT_STREAM:
+            kind = response.content_type
+            response.close()
+            raise EngineError(f"{self._endpoint.url} answered {kind}, not a stream of events: is it such a server?")
+        return response
+
+    def _body(self, request: GenerationRequest) -> tuple[str, dict[str, Any]]:
+        """Return the path and the body of the request."""
+        sampling, prompt = request.sampling, request.prompt
+        body: dict[str, Any] = {
+            "model": self._settings.model,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self._counts_always:
+            body["stream_options"]["continuous_usage_stats"] = True
+        body |= {name: value for name in _SAMPLING_FIELDS if (value := getattr(sampling, name)) not in (None, False)}
+        if sampling.stop:
+            body["stop"] = list(sampling.stop)
+        if not self._is_estimated or sampling.max_tokens < self.context_length - prompt.token_count:
+            body["max_tokens"] = sampling.max_tokens
+        if self._renderer is not None:
+            return "completions", body | {"prompt": list(prompt.token_ids)}
+        return "chat/completions", body | _conversation(merge_turns(prompt.messages), prompt.continuation)
+
+    @property
+    def _is_estimated(self) -> bool:
+        return self._renderer is None and not self._counts_prompts
+
+
+def _conversation(messages: Sequence[Message], continuation: str) -> dict[str, Any]:
+    """Return what asks for the next answer, or for the rest of one that has begun."""
+    turns = [{"role": message.role, "content": message.content} for message in messages]
+    if not continuation:
+        return {"messages": turns}
+    # Templates trim, and the place where an untrimmed text ends would not be found.
+    turns.append({"role": "assistant", "content": continuation.rstrip()})
+    return {"messages": turns, "add_generation_prompt": False, "continue_final_message": True}
+
+
+def _estimate(messages: Sequence[Message]) -> int:
+    return sum(FRAMING_TOKENS + -(-len(message.content) // CHARS_PER_TOKEN) for message in messages)
+
+
+def _joined(chunk: Chunk | None, last: Chunk) -> Chunk:
+    return last if chunk is None else replace(chunk, finish_reason=last.finish_reason)
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

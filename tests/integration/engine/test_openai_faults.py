@@ -1,0 +1,286 @@
+"""The remote engine against servers that are down, busy, wrong or rude. Each is a real HTTP server on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from server.engine.base import (
+    AnswerLostError,
+    Chunk,
+    EngineDeadError,
+    EngineError,
+    EngineStartError,
+    FinishReason,
+    GenerationRequest,
+    PromptError,
+    RequestError,
+    Sampling,
+)
+from server.engine.openai import OpenAIEngine, OpenAISettings
+from tests.unit.engine.contract import user
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+MODELS = {"data": [{"id": "m", "max_model_len": 100}, {"id": "other"}]}
+
+
+def event(text: str = "", reason: str | None = None) -> bytes:
+    return web.json_response({"choices": [{"delta": {"content": text}, "finish_reason": reason}]}).body  # type: ignore[return-value]
+
+
+def stream_of(*pieces: bytes, end: bytes = b"data: [DONE]\n\n") -> Handler:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for piece in pieces:
+            await response.write(b"data: " + piece + b"\n\n")
+        await response.write(end)
+        return response
+
+    return handler
+
+
+def fixed(status: int = 200, *, json: object = None, text: str | None = None, **headers: str) -> Handler:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        shown = {name.replace("_", "-"): value for name, value in headers.items()}
+        if text is not None:
+            return web.Response(status=status, text=text, content_type="text/html", headers=shown)
+        return web.json_response(json, status=status, headers=shown)
+
+    return handler
+
+
+@asynccontextmanager
+async def serving(
+    *, chat: Handler | None = None, models: Handler | None = None, **routes: Handler
+) -> AsyncIterator[str]:
+    """Serve; yield the base URL."""
+    app = web.Application()
+    app.router.add_get("/v1/models", models or fixed(json=MODELS))
+    if chat is not None:
+        app.router.add_post("/v1/chat/completions", chat)
+    for name, handler in routes.items():
+        app.router.add_route("*", f"/{name}", handler)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def engine_of(url: str, **settings: object) -> AsyncIterator[OpenAIEngine]:
+    engine = OpenAIEngine("remote", OpenAISettings(url, **({"model": "m"} | settings)))  # type: ignore[arg-type]
+    try:
+        await engine.start(lambda *_: None)
+        yield engine
+    finally:
+        engine.close()
+        await engine.wait_closed()
+
+
+async def answer(engine: OpenAIEngine, max_tokens: int = 20, text: str = "hi") -> list[Chunk]:
+    request = GenerationRequest("r", await engine.render(user(text)), Sampling(max_tokens))
+    async with aclosing(engine.generate(request)) as chunks:
+        return [chunk async for chunk in chunks]
+
+
+def free_url() -> str:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{sock.getsockname()[1]}/v1"
+
+
+@pytest.mark.parametrize(
+    ("models", "settings", "text"),
+    [
+        (fixed(text="<html>"), {}, "answered no JSON, but text/html: is the url right"),
+        (fixed(json=[1]), {}, "answered no list of models"),
+        (fixed(json={"data": [3]}), {}, "answered no list of models"),
+        (fixed(json={"data": []}), {}, "no model 'm': its list is empty"),
+        (fixed(json=MODELS), {"model": "othre"}, "no model 'othre': it has other"),
+        (fixed(json=MODELS), {"model": "other"}, "does not tell the model's window: set context_length"),
+        (fixed(404, json={"detail": "Not Found"}), {}, "answered 404.*mostly /v1"),
+        (fixed(401, json={"error": {"message": "no"}}), {}, "answered 401: no .*api_key_env"),
+        (fixed(500, json={"error": "broken"}), {}, "answered 500: broken"),
+        (fixed(302, json={}, Location="https://else.example/v1"), {}, "go to https://else.example/v1"),
+    ],
+)
+async def test_a_wrong_server_is_told_at_start(models: Handler, settings: dict, text: str) -> None:
+    """One line that says what was there instead, and what to set."""
+    async with serving(models=models) as url:
+        with pytest.raises(EngineStartError, match=text) as caught:
+            async with engine_of(url, **settings):
+                pass
+        assert "\n" not in str(caught.value)
+
+
+async def test_a_server_that_is_down_is_told_at_start() -> None:
+    """With its address."""
+    url = free_url()
+    with pytest.raises(EngineStartError, match=f"{url}/models does not answer"):
+        async with engine_of(url):
+            pass
+
+
+async def test_a_server_without_anything_of_vllm_is_enough() -> None:
+    """No count, no health, no usage: the prompt is estimated, pieces are counted, room is left to the server."""
+    bodies = []
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        bodies.append(await request.json())
+        return await stream_of(event("Hel"), event("lo"), event("", "stop"))(request)
+
+    async with serving(chat=chat) as url, engine_of(url, context_length=50) as engine:
+        await engine.check_health()
+        prompt = await engine.render(user("a" * 41))
+        chunks = await answer(engine, 50 - prompt.token_count, "a" * 41)
+        await answer(engine, 5)
+    assert prompt.token_count == 15
+    assert "".join(chunk.text for chunk in chunks) == "Hello"
+    assert sum(chunk.token_count for chunk in chunks) == 2
+    assert chunks[-1].finish_reason is FinishReason.STOP
+    assert "max_tokens" not in bodies[0]
+    assert bodies[1]["max_tokens"] == 5
+
+
+async def test_before_the_first_token_a_busy_server_is_asked_again() -> None:
+    """Two refusals, then the answer; the client sees the answer alone."""
+    asked = []
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        asked.append(1)
+        return await (fixed(503, json={}) if len(asked) < 3 else stream_of(event("ok", "stop")))(request)
+
+    async with serving(chat=chat) as url, engine_of(url) as engine:
+        assert [chunk.text for chunk in await answer(engine)] == ["ok"]
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("handler", "error", "text"),
+    [
+        (fixed(429, json={"error": {"message": "quota"}}, Retry_After="60"), EngineError, "answered 429: quota"),
+        (fixed(400, json={"error": {"message": "too\nlong"}}), RequestError, "too long"),
+        (fixed(text="<html>hello"), EngineError, "answered text/html, not a stream"),
+        (fixed(json={"choices": []}), EngineError, "answered application/json, not a stream"),
+        (stream_of(b"{nonsense"), EngineError, "cannot be read"),
+        (stream_of(b'{"choices":3}'), EngineError, "cannot be read"),
+        (stream_of(b'{"error":{"message":"out of memory"}}'), EngineError, "reports: out of memory"),
+        (stream_of(event("x", "abort")), EngineError, r"broke this answer off \(abort\)"),
+        (stream_of(event("x"), end=b""), AnswerLostError, "ended without saying why"),
+        (stream_of(event("x")), AnswerLostError, "ended without saying why"),
+    ],
+)
+async def test_a_fault_is_one_request_s_fault(handler: Handler, error: type[EngineError], text: str) -> None:
+    """It is told in one line, and costs the engine nothing."""
+    async with serving(chat=handler) as url, engine_of(url) as engine:
+        with pytest.raises(error, match=text) as caught:
+            await answer(engine)
+        assert "\n" not in str(caught.value)
+        assert not isinstance(caught.value, EngineDeadError)
+        assert engine.unfinished == 0
+        await engine.check_health()
+
+
+async def test_what_came_before_a_stream_broke_is_kept_and_the_rest_can_be_asked_for() -> None:
+    """A connection that ends in the middle loses the answer, not the engine."""
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"data: " + event("half") + b"\n\n")
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    async with serving(chat=chat) as url, engine_of(url) as engine:
+        chunks = engine.generate(GenerationRequest("r", await engine.render(user("x")), Sampling(5)))
+        assert (await anext(chunks)).text == "half"
+        with pytest.raises(AnswerLostError, match="broke off"):
+            await anext(chunks)
+        assert engine.unfinished == 0
+
+
+async def test_silence_in_the_middle_loses_the_answer() -> None:
+    """A stream that brings nothing for the time that is set counts as broken."""
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"data: " + event("x") + b"\n\n")
+        await asyncio.Event().wait()
+        return response
+
+    async with serving(chat=chat) as url, engine_of(url, silence_timeout_s=0.2) as engine:
+        with pytest.raises(AnswerLostError, match="time is up"):
+            await answer(engine)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_closing_the_engine_ends_what_runs(begun: bool) -> None:
+    """With EngineDeadError, whether the server had begun to answer or not."""
+    reached = asyncio.Event()
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        if begun:
+            await response.prepare(request)
+            await response.write(b"data: " + event("x") + b"\n\n")
+        reached.set()
+        await asyncio.Event().wait()
+        return response
+
+    async with serving(chat=chat) as url, engine_of(url) as engine:
+        task = asyncio.create_task(answer(engine))
+        await reached.wait()
+        engine.close()
+        with pytest.raises(EngineDeadError):
+            await task
+        assert engine.unfinished == 0
+        with pytest.raises(EngineDeadError):
+            await engine.check_health()
+
+
+async def test_a_server_that_goes_away_is_unhealthy_and_found_dead() -> None:
+    """By the health check, and by a request that has said nothing yet."""
+    async with serving(chat=stream_of(event("x", "stop"))) as url:
+        engine = OpenAIEngine("remote", OpenAISettings(url, "m"))
+        await engine.start(lambda *_: None)
+        prompt = await engine.render(user("x"))
+    with pytest.raises(EngineDeadError, match="does not answer"):
+        await engine.check_health()
+    with pytest.raises(EngineDeadError, match="does not answer"):
+        await anext(engine.generate(GenerationRequest("r", prompt, Sampling(5))))
+    engine.close()
+    await engine.wait_closed()
+
+
+async def test_an_unwell_server_is_unhealthy() -> None:
+    """What `/health` says with a 5xx is believed."""
+    async with serving(health=fixed(503, json={"error": "loading"})) as url, engine_of(url) as engine:
+        with pytest.raises(EngineDeadError, match="answered 503: loading"):
+            await engine.check_health()
+
+
+async def test_a_template_that_refuses_is_told_while_the_prompt_is_made() -> None:
+    """Where the server counts prompts; so no turn is begun that cannot be answered."""
+    asked = []
+
+    async def tokenize(request: web.Request) -> web.StreamResponse:
+        asked.append(await request.json())
+        if len(asked) == 1:
+            return web.json_response({"count": 3})
+        return web.json_response({"error": {"message": "roles must alternate"}}, status=400)
+
+    async with serving(tokenize=tokenize) as url, engine_of(url) as engine:
+        with pytest.raises(PromptError, match="roles must alternate"):
+            await engine.render(user("x"))

@@ -1,0 +1,115 @@
+"""Bytes of an OpenAI-compatible server become chunks, however they are cut."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.engine.base import EngineError, FinishReason
+from server.engine.completion_stream import CompletionStream
+from server.engine.sse import MAX_EVENT_BYTES, SseDecoder, SseError
+
+
+def data(**fields: object) -> bytes:
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+def delta(text: str | None, reason: str | None = None, **more: object) -> bytes:
+    return data(choices=[{"index": 0, "delta": {"content": text}, "finish_reason": reason}], **more)
+
+
+WHOLE = (
+    data(choices=[{"delta": {"role": "assistant", "content": ""}}])
+    + b": a comment\r\n\r\n"
+    + delta("Grüße ")
+    + delta("aus 日本")
+    + delta(None, "stop")
+    + data(choices=[], usage={"completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 3}})
+    + b"data: [DONE]\n\n"
+)
+
+
+@given(st.lists(st.integers(0, len(WHOLE)), max_size=8).map(sorted))
+def test_it_does_not_matter_where_the_bytes_are_cut(cuts):
+    """The text, the tokens and the end are the same."""
+    stream = CompletionStream()
+    edges = [0, *cuts, len(WHOLE)]
+    chunks = [stream.feed(WHOLE[a:b]) for a, b in pairwise(edges)]
+    assert "".join(chunk.text for chunk in chunks if chunk) == "Grüße aus 日本"
+    assert sum(chunk.token_count for chunk in chunks if chunk) == 7
+    assert stream.is_over
+    last = stream.finish()
+    assert last is not None
+    assert (last.finish_reason, last.cached_tokens) == (FinishReason.STOP, 3)
+
+
+def test_tokens_are_counted_by_pieces_where_the_server_does_not():
+    """A piece with text is about a token; empty ones are none."""
+    stream = CompletionStream()
+    chunks = [stream.feed(delta(text)) for text in ("a", "", "b", None)]
+    assert [chunk.token_count if chunk else 0 for chunk in chunks] == [1, 0, 1, 0]
+
+
+def test_usage_that_comes_all_the_time_is_believed():
+    """Pieces of several tokens count as what they are."""
+    stream = CompletionStream()
+    chunks = [stream.feed(delta("a b", usage={"completion_tokens": n})) for n in (2, 5, 5)]
+    assert [chunk.token_count if chunk else 0 for chunk in chunks] == [2, 3, 0]
+
+
+def test_completions_have_text_without_a_delta():
+    """The other kind of stream."""
+    stream = CompletionStream()
+    chunk = stream.feed(data(choices=[{"text": "Paris", "finish_reason": "length"}]))
+    assert chunk is not None
+    assert chunk.text == "Paris"
+    last = stream.finish()
+    assert last is not None
+    assert last.finish_reason is FinishReason.LENGTH
+
+
+def test_half_a_character_at_the_length_limit_is_left_out():
+    """No U+FFFD reaches a client."""
+    stream = CompletionStream()
+    chunk = stream.feed(delta("ab\ufffd", "length"))
+    assert chunk is not None
+    assert chunk.text == "ab"
+
+
+@pytest.mark.parametrize(
+    ("repeated", "pieces", "text"),
+    [(" ", [" world"], "world"), ("\n\n", ["\n", "\nx"], "x"), (" ", ["world"], "world"), ("  ", [" ", "x"], "x")],
+)
+def test_white_space_that_was_said_before_is_not_said_again(repeated, pieces, text):
+    """A continuation may begin with the white space that the text so far ends with."""
+    stream = CompletionStream(repeated)
+    chunks = [stream.feed(delta(piece)) for piece in pieces]
+    assert "".join(chunk.text for chunk in chunks if chunk) == text
+
+
+@pytest.mark.parametrize(
+    "frame", [b"data: {\n\n", b"data: []\n\n", b'data: {"choices":[{"delta":7}]}\n\n', b"data: \xff\n\n"]
+)
+def test_nonsense_is_an_error_in_one_line(frame):
+    """EngineError, for this answer alone."""
+    with pytest.raises(EngineError, match="cannot be read") as caught:
+        CompletionStream().feed(frame)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_event_without_end_is_refused():
+    """Memory is bounded."""
+    decoder = SseDecoder()
+    piece = b"data: " + b"x" * (MAX_EVENT_BYTES // 2)
+    decoder.feed(piece)
+    with pytest.raises(SseError):
+        decoder.feed(piece)
+
+
+def test_an_event_of_several_lines_is_joined():
+    """As the specification says."""
+    assert SseDecoder().feed(b"event: x\nid: 1\ndata: a\ndata:b\n\n\n") == [b"a\nb"]
