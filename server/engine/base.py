@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -62,6 +62,12 @@ class Sampling:
     min_tokens: int | None = None
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
+
+
+def given(sampling: Sampling) -> dict[str, Any]:
+    """Return what a request sets itself, by vLLM's names: for engines that are spoken to in JSON."""
+    values = {field.name: getattr(sampling, field.name) for field in fields(sampling)}
+    return {name: value for name, value in values.items() if value is not None and value is not False and value != ()}
 
 
 @dataclass(frozen=True, slots=True)

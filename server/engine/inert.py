@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # 8 bytes and stands for about 4 characters, so this is some 20 MB.
 CACHE_CHARS: Final = 4_000_000
 _NAME_BYTES: Final = 16
+BREAK: Final = "\u200b"  # zero width space: a reader sees the same text, a tokenizer another
 
 
 class InertEncoder:
@@ -54,6 +55,20 @@ class InertEncoder:
             end = stop
         if end < len(text):
             yield text[end:]
+
+    def control_text(self, index: int) -> str:
+        """Return the text of a control token."""
+        return next(str(text) for text, known in self._controls.items() if known == index)
+
+    def adds(self, index: int) -> bool:
+        """Whether the tokenizer itself puts this control token before every text."""
+        return bool(self._finder.encode("", add_special_tokens=True).ids[:1] == [index])
+
+    def disarm(self, text: str) -> str:
+        """Return `text` with a break in every control token that it spells, for those who take text alone."""
+        for control in self._controls:
+            text = text.replace(control, control[0] + BREAK + control[1:] if len(control) > 1 else BREAK)
+        return text
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of `text`, none of them a control token. Thread-safe."""

@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import difflib
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import aiohttp
@@ -35,7 +35,7 @@ from server.engine.base import (
     Prompt,
     PromptError,
     RequestError,
-    Sampling,
+    given,
 )
 from server.engine.completion_stream import CompletionStream
 from server.engine.endpoint import Endpoint, EndpointDownError, EndpointRefusedError, pieces
@@ -49,8 +49,6 @@ FRAMING_TOKENS: Final = 4
 _EVENT_STREAM: Final = "text/event-stream"
 _COUNTS_ALL_THE_TIME: Final = frozenset({"vllm", "sglang"})  # `owned_by` of servers that send usage with each piece
 _REFUSED_INPUT: Final = frozenset({400, 413, 422})
-# `Sampling` and vLLM's request share these names; other servers take those of them that they know.
-_SAMPLING_FIELDS: Final = tuple(field.name for field in fields(Sampling) if field.name not in {"stop", "max_tokens"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,11 +299,9 @@ class OpenAIEngine:
         }
         if self._counts_always:
             body["stream_options"]["continuous_usage_stats"] = True
-        body |= {name: value for name in _SAMPLING_FIELDS if (value := getattr(sampling, name)) not in (None, False)}
-        if sampling.stop:
-            body["stop"] = list(sampling.stop)
-        if not self._is_estimated or sampling.max_tokens < self.context_length - prompt.token_count:
-            body["max_tokens"] = sampling.max_tokens
+        body |= given(sampling)  # servers other than vLLM take those of its names that they know
+        if self._is_estimated and sampling.max_tokens >= self.context_length - prompt.token_count:
+            del body["max_tokens"]  # all the room that we think there is: the server knows better
         if self._renderer is not None:
             return "completions", body | {"prompt": list(prompt.token_ids)}
         return "chat/completions", body | _conversation(merge_turns(prompt.messages), prompt.continuation)

@@ -82,6 +82,21 @@ class PromptRenderer:
             token_ids += [part] if isinstance(part, int) else known[part]
         return Prompt(token_ids, len(token_ids), tuple(messages))
 
+    def text(self, prompt: Prompt) -> str:
+        """Return the prompt as text, for engines that take nothing else.
+
+        They find control tokens in it, so those that a message spells are broken up with `inert.BREAK`. One that their
+        tokenizer puts first by itself is left out.
+        """
+        first, *rest = self._parts(prompt.messages) or [""]
+        if isinstance(first, int) and self._encoder.adds(first):
+            first = ""
+        parts = (
+            self._encoder.control_text(part) if isinstance(part, int) else self._encoder.disarm(part)
+            for part in (first, *rest)
+        )
+        return "".join(parts) + self._encoder.disarm(prompt.continuation)
+
     async def extend(self, prompt: Prompt, text: str) -> Prompt:
         """Return the prompt with the beginning of its answer; that is text too, and holds no control token."""
         encode = self._encoder.encode
