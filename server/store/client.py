@@ -31,6 +31,7 @@ from server.store.redo import Redo
 Argument = bytes | str | int | float
 
 NEVER: Final = 0
+FIRST_TIME: Final = 0
 EARLY_S: Final = 0.1  # between two tries while a Redis that has just started gets back what it has lost
 WRITES: Final = frozenset(
     {
@@ -48,12 +49,10 @@ ORDERED: Final = frozenset({"begin", "start"})  # what decides which turn is bef
 
 @cache
 def script_source(name: str) -> str:
-    """Return a script with common.lua before it, and write.lua around one that writes."""
+    """Return a script with common.lua before it, and run.lua around it."""
     scripts = resources.files("server.store") / "scripts"
-    common, own = ((scripts / f"{part}.lua").read_text("utf-8") for part in ("common", name))
-    if name not in WRITES:
-        return f"{common}\n{own}"
-    return f"{common}\nlocal function main()\n{own}\nend\n{(scripts / 'write.lua').read_text('utf-8')}"
+    common, own, run = ((scripts / f"{part}.lua").read_text("utf-8") for part in ("common", name, "run"))
+    return f"{common}\nlocal function main()\n{own}\nend\n{run}"
 
 
 @cache
@@ -110,44 +109,51 @@ class RedisClient:
     async def run(self, script: str, *arguments: Argument) -> list[Any]:
         """Run a script of `scripts/` and return what it answers after `ok`; raise what it refuses."""
         packed = (0, self._config.key_prefix, self._config.retention_s, *arguments)
-        if script in WRITES:
-            answer = await self._shielded(self._write(script, packed))
-        else:
-            answer = await self._shielded(self._perform(("EVALSHA", script_digest(script), *packed), script))
-        return _accepted(answer)
+        values: list[Any]
+        status, *values = await self._shielded(self._run(script, packed))
+        if status != b"ok":
+            raise _REFUSALS[status](*(value.decode() for value in values))
+        return values
 
-    async def _write(self, script: str, packed: tuple[Argument, ...]) -> list[Any]:
-        """Run a script that writes, and remember it."""
-        answer = await self._try_to_write(script, packed)
+    async def _run(self, script: str, packed: tuple[Argument, ...]) -> list[Any]:
+        """Return what a script answers at last; remember one that has written."""
+        answer = await self._try_to_run(script, packed)
         while answer[0] == b"early":
             await asyncio.sleep(EARLY_S)
-            answer = await self._try_to_write(script, packed)
+            answer = await self._try_to_run(script, packed)
         if answer[0] == b"late":
             self.redo.set_clock(answer[1])
             raise StoreUnavailableError(f"Redis at {self.shown_url} took the command after its time")
-        if answer[0] == b"ok":
-            *answer, position, time_us = answer
+        if answer[0] == b"ok" and script in WRITES:
+            *answer, position, place, time_us = answer
             self.redo.set_clock(time_us)
             size = sum(len(argument) for argument in packed if isinstance(argument, bytes | str))
-            self.redo.remember(position, size, partial(self._write_again, script, packed))
+            self.redo.remember(position, size, partial(self._run_again, script, packed, place))
         return answer
 
-    async def _try_to_write(self, script: str, packed: tuple[Argument, ...]) -> list[Any]:
-        since = self.redo.first_write_us if script in ORDERED else NEVER
-        deadline = self.redo.deadline(self._config.operation_timeout_s)
-        arguments = ("EVALSHA", script_digest(script), *packed, since, deadline, self.redo.counter)
-        answer: list[Any] = await self._perform(arguments, script)
+    async def _try_to_run(self, script: str, packed: tuple[Argument, ...]) -> list[Any]:
+        is_ordered = "1" if script in ORDERED else ""
+        deadline, counter = NEVER, ""
+        if script in WRITES:
+            deadline, counter = self.redo.deadline(self._config.operation_timeout_s), self.redo.counter
+        end = (self.redo.since_us, is_ordered, FIRST_TIME, deadline, counter)
+        answer: list[Any] = await self._perform(("EVALSHA", script_digest(script), *packed, *end), script)
         return answer
 
-    async def _write_again(self, script: str, packed: tuple[Argument, ...], connection: AbstractConnection) -> int:
-        """Run a script once more whose effect Redis has lost; return its new position in the count.
+    async def _run_again(
+        self, script: str, packed: tuple[Argument, ...], place: int, connection: AbstractConnection
+    ) -> int:
+        """Run a script once more whose effect Redis has lost; return its new position in our count.
 
         What it refuses now was changed by others meanwhile.
         """
-        source = script_source(script)
-        await connection.send_command("EVAL", source, *packed, NEVER, NEVER, self.redo.counter)
-        answer = await connection.read_response()
-        return int(answer[-2]) if answer[0] == b"ok" else 0
+        end = (self.redo.since_us, "", place, NEVER, self.redo.counter)
+        while True:
+            await connection.send_command("EVAL", script_source(script), *packed, *end)
+            answer = await connection.read_response()
+            if answer[0] != b"early":
+                return int(answer[-3]) if answer[0] == b"ok" else 0
+            await asyncio.sleep(EARLY_S)
 
     async def _shielded(self, operation: Coroutine[Any, Any, Any]) -> Any:
         task = asyncio.create_task(operation, name="store operation")
@@ -219,14 +225,6 @@ class RedisClient:
         return StoreUnavailableError(
             f"Redis at {self.shown_url} did not answer within {self._config.operation_timeout_s:g} s"
         )
-
-
-def _accepted(answer: list[Any]) -> list[Any]:
-    """Return what a script answers after `ok`; raise what it refuses."""
-    status, *values = answer
-    if status != b"ok":
-        raise _REFUSALS[status](*(value.decode() for value in values))
-    return values
 
 
 def _not_found(kind: str, missing: str) -> StoreError:

@@ -55,7 +55,7 @@ class Redo:
         self._writes: deque[_Write] = deque()
         self._size = 0
         self._newest = 0  # position
-        self.first_write_us = 0  # on Redis's clock; 0 before it
+        self.since_us = 0  # when we first asked it, on its clock; 0 before that
         self._clock_ahead_us: int | None = None  # Redis's clock less our loop's
         self._turn = asyncio.Lock()
 
@@ -64,7 +64,6 @@ class Redo:
         self._writes.append(_Write(position, _now(), size, again))
         self._size += size
         self._newest = max(self._newest, position)
-        self.first_write_us = self.first_write_us or self.deadline(0)
         self.prune()
         while self._size > MAX_BYTES:
             self._forget_oldest()
@@ -95,6 +94,7 @@ class Redo:
             await connection.on_connect()
             seconds, microseconds = await _ask(connection, "TIME")
             self.set_clock(int(seconds) * 1_000_000 + int(microseconds))
+            self.since_us = self.since_us or self.deadline(0)
             async with self._turn:
                 newest = self._newest  # now: others may write between the question and its answer
                 stored = int(await _ask(connection, "GET", self.counter) or 0)

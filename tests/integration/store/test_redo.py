@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from server.store.base import JournalEntry, NotFoundError, StoreUnavailableError
+from server.store.base import History, JournalEntry, NotFoundError, StoreUnavailableError
 from tests.support.valkey_log import LogEnd, forget_since, log_end
 
 
@@ -162,3 +162,39 @@ async def test_a_false_alarm_repeats_nothing(begun, caplog):
             *(begun.append([JournalEntry("r1", 1, number, b"e")]) for number in range(1, 50)),
         )
     assert "had lost" not in caplog.text
+
+
+async def test_what_is_missing_may_yet_come(own_server, begun, open_store, scene):
+    """Who asks first for what another gateway has yet to bring back waits for it, and is not told that it is gone."""
+    other = await open_store(own_server.url)
+    await other.ping()
+    await asyncio.sleep(1.5)  # a server tells its age in whole seconds
+    end = log_end(own_server.folder)
+    await begun.begin(scene.turn("r5", conversation=None))
+    forget(own_server, end)
+    early = asyncio.create_task(other.get_response("ann", "r5"))
+    await asyncio.sleep(0.3)
+    await begun.ping()
+    assert (await early).id == "r5"
+    with pytest.raises(NotFoundError):
+        await other.get_response("ann", "r6")
+
+
+async def test_turns_of_several_gateways_come_back_in_their_order(own_server, begun, open_store, scene):
+    """Each writes its own again, whoever is back first: the one order is the one that clients have seen."""
+    other = await open_store(own_server.url)
+    await asyncio.sleep(1.5)  # a server tells its age in whole seconds
+    end = log_end(own_server.folder)
+    await begun.finish(scene.end("r1"))
+    for number in range(2, 8):
+        gateway, name = (begun, "g1") if number % 2 else (other, "g2")
+        await gateway.begin(scene.turn(f"r{number}", gateway=name))
+    assert isinstance(await other.start("r2", 1), History)
+    await other.finish(scene.end("r2"))
+    forget(own_server, end)
+    back = asyncio.create_task(begun.ping())
+    await asyncio.sleep(0.3)
+    await asyncio.gather(back, other.ping())
+    assert await begun.turns("c") == ["r3", "r4", "r5", "r6", "r7"]
+    assert (await other.get_conversation("ann", "c")).head == "r2"
+    assert (await other.get_response("ann", "r2")).previous == "r1"
