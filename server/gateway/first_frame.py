@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
+from typing import Final, NoReturn
 
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
@@ -45,20 +45,33 @@ async def sign_in_by_frame(connection: GatewayConnection, sign_in: SignIn, timeo
             raise unauthorized(f"sign in first: take your key or token and {WHERE_TO}")
         user = await sign_in.check(token)
     except TimeoutError:
-        await connection.close(SIGN_IN_TOO_LATE, f"sign in within {timeout_s:g} s")  # 1
+        await _close(connection, SIGN_IN_TOO_LATE, f"sign in within {timeout_s:g} s")  # 1
     except ConnectionClosed:
         raise
     except Exception as error:  # noqa: BLE001 translated for the client; what nobody expected is logged there
         fault = translate(error)
         await connection.send(error_event(fault, command), text=True)
         code = CloseCode.TRY_AGAIN_LATER if fault.retry_after_ms else SIGNED_OUT
-        await connection.close(code, "sign in" if code == SIGNED_OUT else "try again later")  # 2, 3
+        await _close(connection, code, "sign in" if code == SIGNED_OUT else "try again later")  # 2, 3
     else:
         connection.hold(False)
         await connection.send(answer("session.updated", command, session=wire_session(user)), text=True)
         return user
-    await connection.recv()  # closed: this raises
-    raise AssertionError("a closed connection has frames")
+    raise AssertionError("closing raises")
+
+
+async def _close(connection: GatewayConnection, code: int, reason: str) -> NoReturn:
+    """Close, and pass over what was sent behind the frame: the client's own close frame is behind all of it.
+
+    Raises ConnectionClosed.
+    """
+    connection.hold(False)
+    closing = asyncio.create_task(connection.close(code, reason), name=f"close {connection.id}")
+    try:
+        while True:
+            await connection.recv()
+    finally:
+        await closing
 
 
 def _command(frame: str | bytes) -> Command:
