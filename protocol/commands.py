@@ -269,6 +269,12 @@ class ModelAlias(ModelCommand, frozen=True, kw_only=True):
     alias: ModelId
 
 
+class LimitsRetrieve(Command, frozen=True, kw_only=True):
+    """Show the account's limits, and what is left of each."""
+
+    TYPE: ClassVar[str] = "limits.retrieve"
+
+
 class SessionUpdate(Command, frozen=True, kw_only=True):
     """Sign in by frame, where a client can set no header."""
 
@@ -300,6 +306,7 @@ COMMANDS: Final[dict[str, type[Command]]] = {
         ModelAdd,
         ModelRemove,
         ModelAlias,
+        LimitsRetrieve,
         SessionUpdate,
     )
 }

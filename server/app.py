@@ -18,7 +18,9 @@ from typing import Final
 import uvloop
 from websockets.asyncio.server import ServerConnection
 
+from server.access.access import Access
 from server.access.auth import User
+from server.access.limits import Limits
 from server.access.sign_in import SignIn
 from server.chat.runtime import Runtime
 from server.chat.service import Chat
@@ -130,9 +132,10 @@ class App:
         bus = Bus(store.url, config.store)
         bus.start()
         stack.push_async_callback(bus.close)
-        sign_in = self._sign_in = _make_sign_in(config, store)
+        access = Access(_make_sign_in(config, store), Limits(config.quotas, store))
+        self._sign_in = access.sign_in
         gateway_id = f"gw_{uuid.uuid4().hex}"
-        runtime = Runtime(config, store, journal, bus, metrics, gateway_id, relay, sign_in)
+        runtime = Runtime(config, store, journal, bus, metrics, gateway_id, relay, access)
         stack.push_async_callback(runtime.close)
         self._chat = chat = Chat(runtime, pool)
         await bus.subscribe(f"gateway:{runtime.gateway_id}", chat.control)
@@ -144,7 +147,7 @@ class App:
             HttpRoutes(chat.reads, self, metrics),
             {"/v1/responses": self._talk, "/chat": self._chat_in_text},
             metrics,
-            sign_in,
+            access,
         )
         url = await listener.start()
         stack.push_async_callback(listener.wait_closed)
@@ -153,7 +156,8 @@ class App:
         stack.push_async_callback(self._close_pool, pool)
         pool.on_loaded = self._loaded
         pool.start()
-        self._keep(runtime, sign_in.run(), "sign-in")
+        self._keep(runtime, access.sign_in.run(), "sign-in")
+        self._keep(runtime, access.limits.run(), "limits")
         self._keep(runtime, journal.wait(), "journal")
         self._keep(runtime, relay.wait(), "relay")
         beat = self._keep(runtime, takeover.run(), "takeover")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from server.access.keys import Keys, KeyState
+from server.access.limits import own_limits
 from server.config import DAY_S, Config
 from server.errors import StartError
 
@@ -31,8 +32,15 @@ def add_keys_commands(commands: Any, add_flags: Callable[[argparse.ArgumentParse
         "--rights", default="", metavar="RIGHTS", help="with commas between: instructions, metrics, admin, models' own"
     )
     create.add_argument("--expires-days", type=float, metavar="DAYS", help="how long it lasts (default: until revoked)")
+    create.add_argument(
+        "--limit",
+        action="append",
+        default=[],
+        metavar="NAME=NUMBER",
+        help="the key's own, such as turns_per_minute=100",
+    )
     create.add_argument("--label", default="", metavar="TEXT", help="what it is for")
-    create.set_defaults(own=("user", "tenant", "rights", "expires_days", "label"))
+    create.set_defaults(own=("user", "tenant", "rights", "expires_days", "limit", "label"))
     _command(sub, "list", list_keys, "list the keys, without their secrets", add_flags)
     revoke = _command(sub, "revoke", revoke_key, "let nobody sign in with a key any more", add_flags)
     revoke.add_argument("key_id", metavar="ID", help="as `list` shows it; the key itself does as well")
@@ -49,7 +57,7 @@ def _command(
 
 
 def create_key(  # noqa: PLR0917 the options of one command
-    config: Config, user: str, tenant: str, rights: str, expires_days: float | None, label: str
+    config: Config, user: str, tenant: str, rights: str, expires_days: float | None, limit: list[str], label: str
 ) -> int:
     """Make a key; it alone goes to standard output. Raises StartError."""
     names = tuple(name.strip() for name in rights.split(",") if name.strip())
@@ -62,17 +70,26 @@ def create_key(  # noqa: PLR0917 the options of one command
         raise StartError(f"--rights: {bad!r} is no name of a right: A-Z a-z 0-9 _ . : / - are taken")
     if expires_days is not None and not 0 < expires_days < 36_500:  # noqa: PLR2004 a century
         raise StartError("--expires-days must be more than 0 and less than 36500")
+    limits = _limits(limit)
     expires_at = None if expires_days is None else int(time.time() + expires_days * DAY_S)
 
     async def work(store: Any) -> int:
         key, record = await Keys(store).create(
-            user, tenant=tenant, rights=names, label=label[:200], expires_at=expires_at
+            user, tenant=tenant, rights=names, limits=limits, label=label[:200], expires_at=expires_at
         )
         print(key, flush=True)
         print(f"Key {record.id} of {user}. It is not shown again: only its hash is kept.", file=sys.stderr)
         return 0
 
     return _use_store(config, work)
+
+
+def _limits(given: list[str]) -> dict[str, int]:
+    try:
+        pairs = [(name, int(value)) for name, _, value in (text.partition("=") for text in given)]
+        return dict(own_limits(dict(pairs)))
+    except ValueError as error:
+        raise StartError(f"--limit must be NAME=NUMBER: {error}") from None
 
 
 def list_keys(config: Config) -> int:

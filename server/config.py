@@ -159,6 +159,7 @@ class JwtConfig(Section):
     user_claim: Annotated[str, Field(min_length=1)] = "sub"
     tenant_claim: Annotated[str, Field(min_length=1)] = "tenant"
     rights_claim: Annotated[str, Field(min_length=1)] = "rights"
+    limits_claim: Annotated[str, Field(min_length=1)] = "limits"
     leeway_s: Annotated[float, Field(ge=0, le=300)] = 10.0  # clocks may differ by this
     jwks_ttl_s: Annotated[float, Field(ge=10)] = 300.0
 
@@ -169,6 +170,29 @@ class AuthConfig(Section):
     methods: Annotated[tuple[Literal["keys", "jwt"], ...], BeforeValidator(_split_list)] = ()
     recheck_s: Annotated[float, Field(gt=0, le=30)] = 10.0  # a revoked key's open sockets are closed within this
     jwt: JwtConfig = JwtConfig()
+
+
+Limit = Annotated[int, Field(ge=0)]  # 0: none
+
+
+class AllowanceConfig(Section):
+    """What a user, a tenant or a key may use, over all gateways together."""
+
+    connections: Limit = 0  # open at once
+    concurrent_responses: Limit = 0  # running or waiting at once
+    turns_per_minute: Limit = 0  # in any 60 seconds
+    input_tokens_per_day: Limit = 0  # from midnight to midnight, UTC
+    output_tokens_per_day: Limit = 0
+    input_chars: Limit = 0  # of one turn, with its instructions
+    conversations: Limit = 0  # kept at once; of a user, not of a tenant
+    conversation_turns: Limit = 0  # of one conversation
+
+
+class QuotasConfig(Section):
+    """Allowances; a key's own, or a token's, come on top."""
+
+    user: AllowanceConfig = AllowanceConfig()
+    tenant: AllowanceConfig = AllowanceConfig()
 
 
 class StoreConfig(Section):
@@ -250,6 +274,7 @@ class Config(Section):
     vllm: VllmConfig = VllmConfig()
     engine_stall_timeout_s: Annotated[float, Field(gt=0)] = 120.0  # no token this long, while requests run: dead
     auth: AuthConfig = AuthConfig()
+    quotas: QuotasConfig = QuotasConfig()
     store: StoreConfig = StoreConfig()
     limits: LimitsConfig = LimitsConfig()
     admission: AdmissionConfig = AdmissionConfig()

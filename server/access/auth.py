@@ -31,12 +31,14 @@ class User:
     id: owner of conversations and responses; stable, and safe in Redis keys and logs.
     rights: members of `Right`, and names that the operator made up for models.
     key: the API key's id, where it signed in with one. expires_at: Unix time; None for a sign-in without an end.
+    limits: the key's own, or those that a token puts in the place of `quotas.user`.
     """
 
     id: str
     rights: frozenset[str] = frozenset()
     key: str | None = None
     expires_at: float | None = None
+    limits: tuple[tuple[str, int], ...] = ()
 
     @property
     def tenant(self) -> str:

@@ -34,6 +34,7 @@ class KeyRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     user: str
     tenant: str = ""
     rights: tuple[str, ...] = ()
+    limits: dict[str, int] = {}
     label: str = ""
     created_at: int = 0
     expires_at: int | None = None
@@ -64,6 +65,7 @@ class KeyState:
             frozenset(record.rights),
             key=record.id,
             expires_at=record.expires_at,
+            limits=tuple(sorted(record.limits.items())),
         )
 
 

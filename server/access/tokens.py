@@ -11,6 +11,7 @@ import jwt
 from protocol.errors import excerpt
 from server.access.auth import User, account_id, unauthorized
 from server.access.jwks import ALGORITHMS, Jwks, VerifyingKey
+from server.access.limits import own_limits
 from server.config import JwtConfig
 
 MAX_TOKEN_CHARS: Final = 16_384  # as in `session.update`
@@ -93,6 +94,7 @@ class Tokens:
             account_id(name, _name(claims, config.tenant_claim)),
             _rights(claims, config.rights_claim),
             expires_at=float(claims["exp"]) + config.leeway_s,
+            limits=_limits(claims, config.limits_claim),
         )
 
 
@@ -113,6 +115,18 @@ def _name(claims: Mapping[str, Any], path: str) -> str:
     if not isinstance(value, str) or len(value) > MAX_NAME_CHARS:
         raise unauthorized(f"the token's claim '{path}' must be a string of at most {MAX_NAME_CHARS} characters")
     return value
+
+
+def _limits(claims: Mapping[str, Any], path: str) -> tuple[tuple[str, int], ...]:
+    value = claim(claims, path)
+    if value is None:
+        return ()
+    if not isinstance(value, Mapping):
+        raise unauthorized(f"the token's claim '{path}' must be an object of limits")
+    try:
+        return own_limits(value)
+    except ValueError as error:
+        raise unauthorized(f"the token's claim '{path}': {error}") from None
 
 
 def _rights(claims: Mapping[str, Any], path: str) -> frozenset[str]:

@@ -97,6 +97,11 @@ class Generation:
         return f"<Generation {self.response_id} {self.stream.state.value}>"
 
     @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        return self._tally.usage
+
+    @property
     def conversation(self) -> str | None:
         return self.turn.head.conversation
 

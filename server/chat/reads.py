@@ -10,6 +10,7 @@ import orjson
 from protocol.codec import encode
 from protocol.errors import ProtocolError
 from server.access.auth import User
+from server.access.limits import Limits
 from server.chat.errors import translate
 from server.chat.rights import may_use
 from server.models.model import Model
@@ -23,13 +24,18 @@ T = TypeVar("T")
 class Reads:
     """What a user may see. Every method raises ProtocolError; another user's ids look missing."""
 
-    def __init__(self, store: Store, pool: Pool) -> None:
+    def __init__(self, store: Store, pool: Pool, limits: Limits) -> None:
+        self._limits = limits
         self._store = store
         self._pool = pool
 
     async def models(self, user: User) -> dict[str, Any]:
         models = [model for model in self._pool.models.values() if may_use(user, model)]
         return {"object": "list", "data": [wire_model(model, self._pool.registry) for model in models]}
+
+    async def limits(self, user: User) -> dict[str, Any]:
+        """Return the user's limits and what is left of each."""
+        return {"object": "list", "data": await _translated(self._limits.read(user))}
 
     async def response(self, user: User, id: str) -> bytes:
         """Return the response object as the store has it, as JSON."""

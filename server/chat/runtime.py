@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from server.access.sign_in import SignIn
+from server.access.access import Access
 from server.chat.hub import Channel
 from server.config import Config
 from server.observe.metrics import Metrics
@@ -49,10 +49,10 @@ class Runtime:
         metrics: Metrics,
         gateway_id: str,
         relay: Journal | None = None,
-        sign_in: SignIn | None = None,
+        access: Access | None = None,
     ) -> None:
         self.config = config
-        self.sign_in = sign_in or SignIn(config)
+        self.access = access or Access.without_store(config)
         self.store = store
         self.journal = journal
         # `store:false` answers tick on their own, so that they never wait for Redis behind a batch of others.

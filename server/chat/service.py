@@ -22,6 +22,7 @@ from protocol.commands import (
     ConversationSubscribe,
     ConversationUnsubscribe,
     ConversationUpdate,
+    LimitsRetrieve,
     ModelList,
     ResponseCancel,
     ResponseCreate,
@@ -35,6 +36,7 @@ from protocol.events import Event, answer, steer_failed
 from protocol.items import Message
 from protocol.response_stream import State
 from server.access.auth import User
+from server.chat.allowance import settled
 from server.chat.client import Client, ClientGoneError
 from server.chat.errors import translate
 from server.chat.feeds import Feeds
@@ -64,7 +66,7 @@ class Chat:
         self._runtime = runtime
         self._store = runtime.store
         self._pool = pool
-        self.reads = Reads(self._store, pool)
+        self.reads = Reads(self._store, pool, runtime.access.limits)
         self._following = Following(runtime)
         runtime.go_on_elsewhere = self._following.take_over
         self._feeds = Feeds(runtime, self._channel_of)
@@ -87,6 +89,7 @@ class Chat:
             ModelList: self.list_models,
             SessionUpdate: self.update_session,
             **ModelAdmin(runtime, pool).handlers,
+            LimitsRetrieve: self.read_limits,
         }
 
     @property
@@ -126,8 +129,10 @@ class Chat:
         if earlier is not None:
             await self._attach(client, earlier, -1, command.stream_id)
             return None
-        generation = Generation(self._turn(client, command), self._runtime)
-        self._run(generation, generation.run())
+        turn = self._turn(client, command)
+        hold = await self._runtime.access.limits.begin_turn(client.user, turn.head.id, command)
+        generation = Generation(turn, self._runtime)
+        self._run(generation, settled(generation, generation.run(), hold, self._runtime))
         try:
             response_id = await asyncio.shield(generation.accepted)
         except asyncio.CancelledError:
@@ -338,10 +343,14 @@ class Chat:
             metadata=command.metadata or {},
         )
         items = message_items(command.messages, None)
+        limits = self._runtime.access.limits
         try:
-            return await self._store.create_conversation(conversation, items, command.id)
+            hold = await limits.check_conversation(user, conversation.id, command)
+            made = await self._store.create_conversation(conversation, items, command.id)
+            await limits.close(hold)
         except StoreError as error:
             raise translate(error) from error
+        return made
 
     async def retrieve_conversation(self, client: Client, command: ConversationRetrieve) -> None:
         conversation = await self.reads.conversation(client.user, command.conversation)
@@ -407,7 +416,11 @@ class Chat:
         models = await self.reads.models(client.user)
         client.send(answer("model.listed", command, data=models["data"]))
 
+    async def read_limits(self, client: Client, command: LimitsRetrieve) -> None:
+        limits = await self.reads.limits(client.user)
+        client.send(answer("limits.retrieved", command, data=limits["data"]))
+
     async def update_session(self, client: Client, command: SessionUpdate) -> None:
         """Sign a connection in again, which is signed in already: its time goes on, with other rights perhaps."""
-        client.user = await self._runtime.sign_in.renew(client.user, command.token)
+        client.user = await self._runtime.access.sign_in.renew(client.user, command.token)
         client.send(answer("session.updated", command, session=wire_session(client.user)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn
 
 from websockets.exceptions import ConnectionClosed
@@ -25,12 +26,16 @@ SIGN_IN_TOO_LATE: Final = 4408
 MAX_FRAME_CHARS: Final = 32_768  # a token has 16,384 at most
 
 
-async def sign_in_by_frame(connection: GatewayConnection, sign_in: SignIn, timeout_s: float) -> User:
+async def sign_in_by_frame(
+    connection: GatewayConnection, sign_in: SignIn, take_place: Callable[[User], Awaitable[None]], timeout_s: float
+) -> User:
     """Return who the first frame says that it is; the client has been told.
 
     1. No frame in time: closed with 4408.
     2. Any other command, or a wrong token: an error, and closed with 4401.
-    3. The token cannot be checked now: an error, and closed with 1013.
+    3. The token cannot be checked now, or its user has connections enough: an error, and closed with 1013.
+
+    take_place: takes one of the user's connections, as far as they are limited; raises ProtocolError.
 
     Raises ConnectionClosed, also where we close it.
     """
@@ -44,6 +49,7 @@ async def sign_in_by_frame(connection: GatewayConnection, sign_in: SignIn, timeo
         if token is None:
             raise unauthorized(f"sign in first: take your key or token and {WHERE_TO}")
         user = await sign_in.check(token)
+        await take_place(user)
     except TimeoutError:
         await _close(connection, SIGN_IN_TOO_LATE, f"sign in within {timeout_s:g} s")  # 1
     except ConnectionClosed:

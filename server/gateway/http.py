@@ -35,6 +35,7 @@ class Queries(Protocol):
     """What the JSON routes ask; every method may raise ProtocolError."""
 
     async def models(self, user: User) -> dict[str, Any]: ...
+    async def limits(self, user: User) -> dict[str, Any]: ...
     async def response(self, user: User, id: str) -> bytes: ...
     async def conversations(self, user: User, after: str | None, limit: int) -> dict[str, Any]: ...
     async def conversation(self, user: User, id: str) -> dict[str, Any]: ...
@@ -138,6 +139,7 @@ class HttpRoutes:
             ("/readyz", self._readyz),
             ("/metrics", self._metrics_text),
             ("/v1/models", self._models),
+            ("/v1/limits", self._limits),
             (f"/v1/responses/{_ID}", self._response),
             ("/v1/conversations", self._conversations),
             (f"/v1/conversations/{_ID}", self._conversation),
@@ -196,6 +198,9 @@ class HttpRoutes:
 
     async def _models(self, request: HttpRequest, _match: re.Match[str]) -> HttpReply:
         return json_reply(await self._queries.models(_signed_in(request)))
+
+    async def _limits(self, request: HttpRequest, _match: re.Match[str]) -> HttpReply:
+        return json_reply(await self._queries.limits(_signed_in(request)))
 
     async def _response(self, request: HttpRequest, match: re.Match[str]) -> HttpReply:
         return json_reply(await self._queries.response(_signed_in(request), match[1]))

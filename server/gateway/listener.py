@@ -21,8 +21,9 @@ from websockets.protocol import CONNECTING, OPEN
 from websockets.typing import Subprotocol
 
 from protocol.errors import ProtocolError, excerpt
+from server.access.access import Access
 from server.access.auth import User, select_subprotocol
-from server.access.sign_in import SignIn
+from server.access.limits import Hold
 from server.chat.errors import translate
 from server.config import Config
 from server.errors import StartError
@@ -60,9 +61,11 @@ class Listener:
         http: HttpRoutes,
         sockets: Mapping[str, SocketHandler],
         metrics: Metrics,
-        sign_in: SignIn,
+        access: Access,
     ) -> None:
-        self._sign_in = sign_in
+        self._sign_in = access.sign_in
+        self._limits = access.limits
+        self._leaving: set[asyncio.Task[None]] = set()  # connections whose places are being given back
         self._config = config
         self._http = http
         self._handlers = sockets
@@ -135,10 +138,30 @@ class Listener:
             for task in hanging:
                 task.cancel()
             await server.wait_closed()
+        if self._leaving:
+            await asyncio.wait(self._leaving)
 
     def _forget(self, connection: GatewayConnection) -> None:
         self._all.discard(connection)
         self._admitted -= connection.admitted
+        if connection.place is not None and connection.place.quotas:
+            task = asyncio.create_task(self._give_back(connection.place), name=f"leave {connection.id}")
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    async def _give_back(self, place: Hold) -> None:
+        try:
+            await self._limits.close(place)
+        except Exception as error:  # noqa: BLE001 its lease ends by itself
+            logger.warning("a connection's place could not be given back: %s", error)
+
+    async def _take_place(self, connection: GatewayConnection, user: User) -> None:
+        """Take one of the user's connections. Raises ProtocolError, and what the store raises."""
+        place = await self._limits.open_connection(user, str(connection.id))
+        if connection in self._all:
+            connection.place = place
+        else:  # it left meanwhile
+            await self._give_back(place)
 
     async def _process_request(self, connection: ServerConnection, request: Request) -> Response | None:
         """Decide on a request whose head has been read.
@@ -147,7 +170,7 @@ class Listener:
         2. Sign-in that is wrong: 401. The page and the probes need none, and look at none: it may be a proxy's.
         3. Plain HTTP: `HttpRoutes`.
         4. A WebSocket path that does not exist: 404; nobody signed in where the first frame cannot do it: 401.
-        5. The server stops, or every place is taken: 503.
+        5. The server stops, or every place is taken: 503; the user's own places are: 429.
         6. Otherwise None: the handshake goes on.
         """
         assert isinstance(connection, GatewayConnection)
@@ -163,7 +186,7 @@ class Listener:
                 HttpRequest.parse(request.method, request.path, request.headers, connection.user)
             )  # 3
         elif reply is None:
-            reply = self._admit(connection, path)  # 4, 5
+            reply = await self._admit(connection, path)  # 4, 5
         return None if reply is None else reply.to_response(head_only=request.method == "HEAD")  # 6
 
     def _refuse_stranger(self, headers: Headers) -> HttpReply | None:
@@ -178,7 +201,7 @@ class Listener:
         logger.info("sign-in refused: %s", error.message, extra={"connection": str(connection.id)})
         return protocol_error_reply(error)
 
-    def _admit(self, connection: GatewayConnection, path: str) -> HttpReply | None:
+    async def _admit(self, connection: GatewayConnection, path: str) -> HttpReply | None:
         if path not in self._handlers:
             text = f"there is no WebSocket at {excerpt(path)}; there is one at {', '.join(self._handlers)}"
             return error_reply(404, "not_found", text)
@@ -190,6 +213,11 @@ class Listener:
             return _no_place("every connection place is taken; try again later")
         connection.admitted = True
         self._admitted += 1
+        if connection.user is not None:
+            try:
+                await self._take_place(connection, connection.user)
+            except Exception as error:  # noqa: BLE001 as above
+                return self._refuse_sign_in(connection, translate(error))
         return None
 
     async def _handle(self, connection: ServerConnection) -> None:
@@ -202,7 +230,8 @@ class Listener:
         try:
             if connection.user is None:
                 timeout_s = self._config.limits.sign_in_timeout_s
-                connection.user = await sign_in_by_frame(connection, self._sign_in, timeout_s)
+                take_place = functools.partial(self._take_place, connection)
+                connection.user = await sign_in_by_frame(connection, self._sign_in, take_place, timeout_s)
             await self._handlers[path](connection, connection.user)
         except ConnectionClosed:
             pass  # the handler need not tell clients that leave from clients that drop

@@ -14,6 +14,7 @@ from websockets.server import ServerProtocol
 from websockets.streams import StreamReader
 
 from server.access.auth import User
+from server.access.limits import Hold
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,8 @@ class GatewayConnection(ServerConnection):
     answers whatever one read brings in one go, and a flood of tiny frames on one socket would stop all the others for
     seconds. Its pongs obey no back-pressure, so who sends pings without end and never reads is cut.
 
-    user: set at the handshake. admitted: whether it holds one of the `limits.max_connections` places.
+    user: set at the handshake. admitted: whether it holds one of the `limits.max_connections` places. place: what it
+    holds of its user's.
     on_lost: called once, when the TCP connection is gone.
     """
 
@@ -82,6 +84,7 @@ class GatewayConnection(ServerConnection):
         super().__init__(protocol, server, **settings)
         self.user: User | None = None
         self.admitted = False
+        self.place: Hold | None = None
         self._on_made = on_made
         self._on_lost = on_lost
         self._unread = bytearray()

@@ -13,6 +13,7 @@ from server.store.connection import bulk_connection
 from server.store.conversations import ConversationStore
 from server.store.credentials import CredentialStore
 from server.store.journal_writer import JournalStore, packed_count
+from server.store.quotas import QuotaStore
 from server.store.turns import TurnStore
 
 logger = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ PING_TTL_S: Final = 60
 OLDEST: Final = "7"  # PEXPIRETIME and what scripts may do came with it
 
 
-class RedisStore(ConversationStore, TurnStore, JournalStore, CredentialStore):
+class RedisStore(ConversationStore, TurnStore, JournalStore, CredentialStore, QuotaStore):
     """`base.Store` on one Redis 7 or Valkey server (with replicas if you like; not on Redis Cluster).
 
     url: redis://, rediss:// or unix://. All that must be atomic is one Lua script; the scripts load themselves, also

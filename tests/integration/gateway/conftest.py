@@ -16,8 +16,10 @@ import uvloop
 from websockets.asyncio.server import ServerConnection
 
 from protocol.errors import ProtocolError
+from server.access.access import Access
 from server.access.auth import User
 from server.access.keys import KeyStore
+from server.access.limits import Limits
 from server.access.sign_in import SignIn
 from server.config import Config
 from server.gateway.http import HttpRoutes
@@ -38,6 +40,9 @@ class FakeQueries:
 
     async def models(self, user: User) -> dict[str, Any]:
         return {"object": "list", "data": [{"id": "m", "owner": user.id}]}
+
+    async def limits(self, user: User) -> dict[str, Any]:
+        return {"object": "list", "data": []}
 
     async def response(self, user: User, id: str) -> bytes:
         if id == "bug":
@@ -162,7 +167,7 @@ def gateway_with(web: Path) -> Factory:
 
         http = HttpRoutes(FakeQueries(), Ready(), metrics, Page(web))
         sockets = {"/v1/responses": handler, "/chat": handler}
-        listener = Listener(config, http, sockets, metrics, SignIn(config, keys))
+        listener = Listener(config, http, sockets, metrics, Access(SignIn(config, keys), Limits(config.quotas)))
         url = await listener.start()
         before = asyncio.all_tasks()
         try:

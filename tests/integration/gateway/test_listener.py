@@ -8,7 +8,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, ConnectionClosedError, InvalidStatus
 
-from server.access.sign_in import SignIn
+from server.access.access import Access
 from server.config import Config
 from server.errors import StartError
 from server.gateway.listener import Listener
@@ -19,7 +19,7 @@ ANY = "0.0.0.0"  # noqa: S104 every address is the point
 
 def listener_on(**settings: object) -> Listener:
     config = Config.model_validate({"engine": "echo", **settings})
-    return Listener(config, None, {}, Metrics(), SignIn(config))  # type: ignore[arg-type]
+    return Listener(config, None, {}, Metrics(), Access.without_store(config))  # type: ignore[arg-type]
 
 
 async def test_port_in_use(gateway):

@@ -89,6 +89,7 @@ ROWS = {
     "list": Row({"type": "conversation.list"}, SIGNED_IN),
     "items": Row({"type": "conversation.items.list", "conversation": CONV}, OWNER, "conversation_not_found"),
     "models": Row({"type": "model.list"}, SIGNED_IN),
+    "limits": Row({"type": "limits.retrieve"}, SIGNED_IN),
     "session": Row({"type": "session.update"}, SIGNED_IN),
 }
 
@@ -183,6 +184,7 @@ async def test_commands(world: World, name: str, who: str):
 
 ROUTES = {
     "/v1/models": (SIGNED_IN, 401),
+    "/v1/limits": (SIGNED_IN, 401),
     "/v1/responses/RESP": (OWNER, 404),
     "/v1/conversations": (SIGNED_IN, 401),
     "/v1/conversations/CONV": (OWNER, 404),

@@ -21,6 +21,7 @@ from protocol.commands import (
     ConversationSubscribe,
     ConversationUnsubscribe,
     ConversationUpdate,
+    LimitsRetrieve,
     ModelList,
     ModelLoad,
     ModelRemove,
@@ -37,6 +38,7 @@ from protocol.events import Usage, Waiting, answer, error_event, steer_failed
 from protocol.items import MessageItem
 from protocol.response_stream import TRANSITIONS, ResponseHead, ResponseStream
 from server.access.auth import User
+from server.access.limits import Allowance, _wire
 from server.chat.feeds import SNAPSHOT_ITEMS
 from server.chat.generation import MAX_ENGINES
 from server.chat.reads import wire_conversation
@@ -125,6 +127,9 @@ def real_answers() -> Iterator[bytes]:
             yield answer(kind, ModelLoad(model="m", **address), model=model)
         removed = {"id": "m", "object": "model.removed", "removed": True}
         yield answer("model.removed", ModelRemove(model="m", **address), model=removed)
+        limits = [Allowance("user", "ann", "turns_per_minute", 3), Allowance("key", "k", "input_chars", 3)]
+        data = [_wire(limits[0], 1, 5), _wire(limits[1], None, -1)]
+        yield answer("limits.retrieved", LimitsRetrieve(**address), data=data)
         for user in (User("acme/ann", frozenset({"instructions"}), expires_at=1.0), User("ann", frozenset({"admin"}))):
             yield answer("session.updated", SessionUpdate(**address), session=wire_session(user))
         subscribe = ConversationSubscribe(conversation="c", **address)
