@@ -16,6 +16,7 @@ from protocol.objects import (
     DeletedConversation,
     ErrorDetails,
     Id,
+    Limit,
     MessageItem,
     OutputText,
     Response,
@@ -235,6 +236,12 @@ class ModelRemoved(Answer, tag="model.removed", kw_only=True):
     model: dict[str, Any]
 
 
+class LimitsRetrieved(Answer, tag="limits.retrieved", kw_only=True):
+    """Answers limits.retrieve."""
+
+    data: list[Limit]
+
+
 class SessionUpdated(Answer, tag="session.updated", kw_only=True):
     """Answers session.update."""
 
@@ -284,6 +291,7 @@ SERVER_MESSAGES: Final[tuple[type[ServerMessage], ...]] = (
     ModelAdded,
     ModelAliased,
     ModelRemoved,
+    LimitsRetrieved,
     SessionUpdated,
     Error,
     SteerFailed,

@@ -162,6 +162,16 @@ class RunningResponse(msgspec.Struct):
     sequence_number: int
 
 
+class Limit(msgspec.Struct):
+    """A limit. scope: `user`, `tenant` or `key`. remaining, resets_in_ms: null where they cannot be said."""
+
+    scope: str
+    name: str
+    limit: int
+    remaining: int | None
+    resets_in_ms: int | None
+
+
 class Session(msgspec.Struct):
     """A sign-in. user: the account's id. expires_at: Unix time."""
 

@@ -58,7 +58,7 @@ async def test_a_session(slow: ServerProcess):
         await c.do("model.pin", model="other", pinned=False, stream_id="do")
         for command in ("model.load", "model.unload", "model.remove"):
             await c.do(command, model="other", stream_id="do", id="k")
-        for command in ("model.list", "session.update", "response.steer"):
+        for command in ("model.list", "limits.retrieve", "session.update", "response.steer"):
             await c.do(command, stream_id="do")
     for frame in c.sent:
         described.check_taken(frame)

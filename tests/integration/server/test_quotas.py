@@ -118,7 +118,7 @@ async def test_responses_at_once(first: ServerProcess, second: ServerProcess):
     async with client(first, **options) as c, client(second, **options) as away:
         await c.begin("word " * 3000)
         assert (await away.refused("response.create", input="hi"))["code"] == "rate_limit_exceeded"
-        await c.send("response.cancel")
+        await c.send({"type": "response.cancel"})
         await c.until(*TERMINAL)
         async with asyncio.timeout(10):
             while not (await left(away))["concurrent_responses"]:

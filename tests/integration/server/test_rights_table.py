@@ -135,7 +135,7 @@ async def outcome(c: Client, command: dict[str, Any]) -> list[dict[str, Any]]:
     """Return all that answers a command."""
     await c.send(command)
     if command["type"] == "response.processed":
-        await c.send("model.list")  # what is silent is answered by what comes next
+        await c.send({"type": "model.list"})  # what is silent is answered by what comes next
     event = await c.event()
     if event["type"] != "response.created":
         return [event]
