@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import hypothesis
 import pytest
+
+# How long an example takes is the machine's business: a busy one must not fail a test.
+hypothesis.settings.register_profile("tokenwire", deadline=None)
+hypothesis.settings.load_profile("tokenwire")
 
 VLLM = "vllm_"  # so begins the name of a fixture that uses the run's one vLLM
 

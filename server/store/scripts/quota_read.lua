@@ -1,5 +1,5 @@
--- Answers with what is used of each quota now, and when that changes, in milliseconds from now (-1: not by waiting).
 -- Arguments: the time in Unix milliseconds or '' for ours, quotas as JSON.
+-- Answers with what is used of each quota now, and when that changes, in milliseconds from now (-1: not by waiting).
 local now, quotas = tonumber(ARGV[3]), cjson.decode(ARGV[4])
 if not now then
   local time = redis.call('TIME')

@@ -140,3 +140,17 @@ async def test_stop_by_length_inside_a_character_shows_nothing_of_it(engine: Vll
     output: Any = SimpleNamespace(outputs=[completion])
     chunk = _chunk(output, 3)
     assert (chunk.text, chunk.token_count, chunk.finish_reason) == ("ab", 2, FinishReason.LENGTH)
+
+
+async def test_tenants_share_no_prefix_cache(engine: Engine) -> None:
+    """What one tenant has said makes nobody else's prompt quicker: its blocks are found with its own salt only."""
+    prompt = await engine.render(user("A secret that only one tenant has ever told this model. " * 20))
+
+    async def cached(name: str, salt: str) -> int:
+        request = GenerationRequest(name, prompt, Sampling(1, temperature=0.0), cache_salt=salt)
+        return [chunk.cached_tokens async for chunk in engine.generate(request)][-1]
+
+    assert await cached("first", "acme") == 0
+    assert await cached("again", "acme") > 100
+    assert await cached("other", "other") == 0
+    assert await cached("nobody", "") == 0
