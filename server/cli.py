@@ -1,4 +1,4 @@
-"""The command line: `tokenwire serve` and `check`; `keys` is cli_keys.py's and `models` cli_models.py's."""
+"""The command line: `tokenwire serve` and `check`; `keys`, `models` and `chat` are in cli_keys.py and so on."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from server.cli_chat import add_chat_command
 from server.cli_keys import add_keys_commands
 from server.cli_models import add_models_commands
 from server.config import DAY_S, FILE_VARIABLE, Config, is_loopback
@@ -97,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_flags(sub)
     add_keys_commands(commands, _add_flags)
     add_models_commands(commands)
+    add_chat_command(commands)
     return parser
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import select
 import subprocess
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,8 +31,10 @@ class Terminal:
     def press(self, keys: bytes) -> None:
         os.write(self._master, keys)
 
-    def wait_for(self, text: str) -> str:
-        """Return what was shown since the last wait, up to and including `text`, when it has come."""
+    def wait_for(self, text: str, *, after: str = "") -> str:
+        """Return what was shown since the last wait, up to and including `text` (the first behind `after`)."""
+        if after:
+            return self.wait_for(after) + self.wait_for(text)
         deadline = time.monotonic() + PATIENCE_S
         while (at := self.shown.find(text, self._read_to)) < 0:
             ready, _, _ = select.select([self._master], [], [], max(0, deadline - time.monotonic()))
@@ -38,6 +42,13 @@ class Terminal:
             self.shown += self._read()
         start, self._read_to = self._read_to, at + len(text)
         return self.shown[start : self._read_to]
+
+    def wait_raw(self) -> None:
+        """Return when the program reads keys itself and the terminal does not show them a first time."""
+        deadline = time.monotonic() + PATIENCE_S
+        while termios.tcgetattr(self._master)[3] & termios.ECHO:
+            assert time.monotonic() < deadline, f"it does not read: {self.shown!r}"
+            time.sleep(0.01)
 
     def wait_ended(self) -> int:
         """Return the program's exit status when it has ended."""
@@ -57,6 +68,11 @@ class Terminal:
             raise AssertionError(f"the program has ended: {self.shown!r}") from None
 
 
+def _take_terminal() -> None:
+    """In the child: make the terminal the one whose Ctrl-C is meant for it."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 @contextmanager
 def on_a_terminal(*command: str, term: str = "dumb") -> Iterator[Terminal]:
     """Run a program until the end of the block."""
@@ -67,7 +83,7 @@ def on_a_terminal(*command: str, term: str = "dumb") -> Iterator[Terminal]:
         stdout=slave,
         stderr=slave,
         start_new_session=True,
-        preexec_fn=None,
+        preexec_fn=_take_terminal,  # noqa: PLW1509 no threads of ours hold locks that it wants
         env={**os.environ, "TERM": term},
     )
     os.close(slave)

@@ -22,11 +22,11 @@ PROGRAM_S = 150
 class World:
     """One server for all clients.
 
-    url: the server, as http://…, by way of the proxy.
+    options: more flags. url: the server, as http://…, by way of the proxy.
     """
 
-    def __init__(self, data_dir: Path) -> None:
-        self.server = ServerProcess(data_dir, "--model", "echo", "--echo-rate", str(RATE))
+    def __init__(self, data_dir: Path, *options: str) -> None:
+        self.server = ServerProcess(data_dir, "--model", "echo", "--echo-rate", str(RATE), *options)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
 

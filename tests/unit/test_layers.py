@@ -19,13 +19,13 @@ TIERS = [
     {"server.models"},
     {"server.chat"},
     {"server.gateway"},
-    {"server.app"},
+    {"server.app", "server.terminal"},
     {"server.cli"},
     {"server.__main__"},
 ]
 # One package in several files.
 SAME_UNIT = {"server.config_loading": "server.config"} | dict.fromkeys(
-    ("server.cli_keys", "server.cli_models"), "server.cli"
+    ("server.cli_keys", "server.cli_models", "server.cli_chat"), "server.cli"
 )
 TIER = {unit: number for number, units in enumerate(TIERS) for unit in units}
 
