@@ -105,6 +105,7 @@ class ResponseCreate(SamplingFields, frozen=True, kw_only=True):
     truncation: Literal["auto", "disabled"] | None = None
     metadata: Metadata | None = None
     service_tier: str | None = None
+    task: Literal["summarize"] | None = None
     messages: tuple[Message, ...] = ()
     plain: bool = False
 
@@ -385,6 +386,8 @@ def _build(kind: type[Command], fields: dict[str, Any]) -> Command:
 def _input_of(command: ResponseCreate, fields: dict[str, Any]) -> tuple[Message, ...]:
     value = fields.get("input")
     messages = () if value is None else parse_input(value)
+    if command.task is not None and command.generate is not False and all(m.role == "system" for m in messages):
+        raise ProtocolError("invalid_request", "input is required: the text to summarize", param="input")
     if not messages and command.generate is not False:
         hint = "; 'messages' is Chat Completions' name for it" if "messages" in fields else ""
         raise ProtocolError(

@@ -25,10 +25,28 @@ class ContextNotice(msgspec.Struct):
     context_length: int
 
 
-class Notice(msgspec.Struct):
-    """What was done to a response's context."""
+class UsageNotice(msgspec.Struct):
+    """What a summary has cost so far, in tokens."""
 
-    context: ContextNotice
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+class SummarizeNotice(msgspec.Struct):
+    """How far a summary is. parts: 0 where the document fits. ends: where their summaries end, in characters."""
+
+    parts: int
+    done: int
+    ends: list[int]
+    usage: UsageNotice
+
+
+class Notice(msgspec.Struct):
+    """What was done to a response's context, or how far its task is."""
+
+    context: ContextNotice | UnsetType = UNSET
+    summarize: SummarizeNotice | UnsetType = UNSET
 
 
 class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):

@@ -147,6 +147,12 @@ class ResponseStream:
         self.notice = notice
         self._emit("response.in_progress", response=self.snapshot())
 
+    def note(self, notice: dict[str, Any]) -> None:
+        """Say how far it is; from now on the response object has it."""
+        self._require(State.RUNNING)
+        self.notice = notice
+        self.keep_alive()
+
     def keep_alive(self) -> None:
         """Say again that it runs, through a long silence."""
         self._require(State.RUNNING)

@@ -21,6 +21,7 @@ from server.chat.hub import Channel
 from server.chat.patience import Patience
 from server.chat.preparation import Preparation
 from server.chat.runtime import Runtime
+from server.chat.summary import Summary
 from server.chat.tally import Tally
 from server.chat.turn import Turn, generation_request, new_turn
 from server.chat.waiting import admitted, wait_for_turn
@@ -250,6 +251,10 @@ class Generation:
         self.context_messages = (*before, *self.turn.command.messages)
         if self.turn.command.generate is False:
             self.stream.complete(Usage())
+            return
+        if self.turn.command.task is not None:
+            summary = Summary(self.turn, self.epoch, self.stream, self._tally, self._patience, self._flushed)
+            self._end(await summary.run(self._runtime.config.limits.default_max_output_tokens))
             return
         for attempt in range(1, MAX_ENGINES + 1):
             demand = self._preparation.demand()

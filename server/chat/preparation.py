@@ -42,7 +42,7 @@ class Preparation:
         new = sum(len(message.content) for message in turn.command.messages) // CHARS_PER_TOKEN
         is_long = new > self._runtime.config.admission.long_input_tokens
         service_class = ServiceClass.STANDARD if is_long else ServiceClass.INTERACTIVE
-        if turn.command.service_tier == FLEX:
+        if turn.command.service_tier == FLEX or turn.command.task is not None:
             service_class = ServiceClass.BATCH
         tokens = self._prepared[1].prompt.token_count if self._prepared else new
         return Demand(turn.owner, service_class, tokens)
@@ -83,8 +83,8 @@ class Preparation:
     async def _check_context(self) -> None:
         """Refuse a prompt that cannot fit; needs a loaded model."""
         engine = self._turn.model.ready_engine
-        if engine is None or self._turn.command.generate is False:
-            return
+        if engine is None or self._turn.command.generate is False or self._turn.command.task is not None:
+            return  # a task makes prompts of its own, which fit
         history = await self.read_history()
         try:
             self._prepared = (history.head, await self._fit(engine, history))

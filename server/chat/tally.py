@@ -14,6 +14,31 @@ from server.observe.metrics import ModelMetrics
 logger = logging.getLogger(__name__)
 
 
+class _Pace:
+    """The times between the tokens of one request to the engine, for the metrics and for admission."""
+
+    def __init__(self, metrics: ModelMetrics, ticket: Ticket) -> None:
+        self._metrics = metrics
+        self._ticket = ticket
+        self._loop = asyncio.get_running_loop()
+        self._last_at = self._loop.time()
+        self._has_spoken = False
+
+    def note(self, tokens: int) -> None:
+        """So many tokens have come now."""
+        now, service_class = self._loop.time(), self._ticket.demand.service_class
+        gap_s = now - self._last_at
+        if self._has_spoken:
+            self._metrics.tokens(tokens, gap_s, service_class)
+            self._ticket.tokens(tokens, gap_s)
+        else:
+            self._metrics.first_token(gap_s, service_class)
+            self._metrics.output(tokens)
+            self._ticket.first_token(tokens, gap_s)
+        self._has_spoken = True
+        self._last_at = now
+
+
 class Tally:
     """Count as it happens; times are the event loop's."""
 
@@ -24,17 +49,17 @@ class Tally:
         self._began_at = self._loop.time()
         self._started_at: float | None = None
         self._first_token_at: float | None = None
-        self._last_chunk_at = 0.0
-        self._ticket: Ticket | None = None
+        self._pace: _Pace | None = None
 
     def start(self, input_tokens: int, ticket: Ticket) -> None:
         """The engine gets the prompt; not for the first time where an engine died under the answer."""
-        self._ticket = ticket
         self.usage = Usage(input_tokens=input_tokens, output_tokens=self.usage.output_tokens)
-        if self._started_at is None:
-            self._started_at = self._loop.time()
-            self._metrics.queued(self._started_at - self._began_at, ticket.demand.service_class)
-            self._metrics.started()
+        self._pace = self._start(ticket)
+
+    def part(self, input_tokens: int, ticket: Ticket) -> PartTally:
+        """The engine gets one of several prompts; they all count together."""
+        self.add(Usage(input_tokens=input_tokens))
+        return PartTally(self, self._start(ticket))
 
     def suppose_said(self, output_tokens: int) -> None:
         """Take the number of tokens from the text where who counted them is gone."""
@@ -43,24 +68,34 @@ class Tally:
 
     def count(self, chunk: Chunk) -> None:
         """Count a chunk's tokens and the gap before it."""
+        assert self._pace is not None  # `start` came before
         usage = self.usage
         self.usage = Usage(usage.input_tokens, chunk.cached_tokens, usage.output_tokens + chunk.token_count)
-        if not chunk.token_count:
+        self.note(chunk.token_count, self._pace)
+
+    def add(self, usage: Usage) -> None:
+        """Count tokens of one of several requests."""
+        mine = self.usage
+        self.usage = Usage(
+            mine.input_tokens + usage.input_tokens,
+            mine.cached_tokens + usage.cached_tokens,
+            mine.output_tokens + usage.output_tokens,
+        )
+
+    def note(self, tokens: int, pace: _Pace) -> None:
+        """Note when tokens have come."""
+        if not tokens:
             return
-        assert self._ticket is not None  # `start` came before
-        service_class = self._ticket.demand.service_class
-        now = self._loop.time()
         if self._first_token_at is None:
-            self._first_token_at = now
-            wait_s = now - (self._started_at or self._began_at)
-            self._metrics.first_token(wait_s, service_class)
-            self._metrics.output(chunk.token_count)
-            self._ticket.first_token(chunk.token_count, wait_s)
-        else:
-            gap_s = now - self._last_chunk_at
-            self._metrics.tokens(chunk.token_count, gap_s, service_class)
-            self._ticket.tokens(chunk.token_count, gap_s)
-        self._last_chunk_at = now
+            self._first_token_at = self._loop.time()
+        pace.note(tokens)
+
+    def _start(self, ticket: Ticket) -> _Pace:
+        if self._started_at is None:
+            self._started_at = self._loop.time()
+            self._metrics.queued(self._started_at - self._began_at, ticket.demand.service_class)
+            self._metrics.started()
+        return _Pace(self._metrics, ticket)
 
     def close(self, end: str, **fields: Any) -> None:
         """The response has ended. end: one of Metrics.ENDS. fields: what the log shall say besides."""
@@ -79,3 +114,18 @@ class Tally:
 
     def _since_begin_ms(self, when: float | None) -> int | None:
         return None if when is None else round((when - self._began_at) * 1000)
+
+
+class PartTally:
+    """One request to the engine of several that make one response."""
+
+    def __init__(self, tally: Tally, pace: _Pace) -> None:
+        self._tally = tally
+        self._pace = pace
+        self._cached = 0
+
+    def count(self, chunk: Chunk) -> None:
+        """Count a chunk's tokens and the gap before it."""
+        self._tally.add(Usage(cached_tokens=chunk.cached_tokens - self._cached, output_tokens=chunk.token_count))
+        self._cached = chunk.cached_tokens
+        self._tally.note(chunk.token_count, self._pace)

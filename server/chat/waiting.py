@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from protocol.events import Waiting
 from server.access.admission import Ticket
@@ -52,9 +52,15 @@ async def wait_for_turn(
         await asyncio.shield(runtime.bus.unsubscribe(topic, wake))
 
 
+class Sayer(Protocol):
+    """Who tells the client what a turn waits for."""
+
+    def say(self, waiting: Waiting) -> None: ...
+
+
 @asynccontextmanager
 async def admitted(
-    model: Model, demand: Demand, patience: Patience, conversation: str | None
+    model: Model, demand: Demand, patience: Sayer, conversation: str | None
 ) -> AsyncIterator[tuple[Lease, Ticket]]:
     """Hold a place in a loaded engine: of several, in the one that knows the conversation.
 
@@ -77,7 +83,7 @@ async def admitted(
         yield lease, ticket
 
 
-async def _loaded(model: Model, want: Want, patience: Patience) -> None:
+async def _loaded(model: Model, want: Want, patience: Sayer) -> None:
     while model.ready_engine is None:
         want.check()
         patience.say(Waiting("model_loading", progress=model.progress, detail=model.detail))

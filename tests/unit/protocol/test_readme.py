@@ -39,6 +39,7 @@ from protocol.items import MessageItem
 from protocol.response_stream import TRANSITIONS, ResponseHead, ResponseStream
 from server.access.auth import User
 from server.access.limits import Allowance, _wire
+from server.chat.document import Progress
 from server.chat.feeds import SNAPSHOT_ITEMS
 from server.chat.generation import MAX_ENGINES
 from server.chat.reads import wire_conversation
@@ -91,6 +92,7 @@ def real_response_events() -> Iterator[bytes]:
         stream.queue(Waiting("model_loading", progress=0.4, detail="reading"))
         stream.queue(Waiting("admission", position=3, estimated_wait_ms=1200))
         stream.start()
+        stream.note(Progress(12, [310, 655], Usage(4301, 0, 140)).as_notice())
         stream.push("text")
         if end == "complete":
             stream.complete(Usage(1, 0, 1))
