@@ -82,6 +82,7 @@ class EngineLimits(Section):
     max_num_seqs: Annotated[int, Field(ge=1)] | None = None  # answers computed at once
     max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = None  # tokens in one step of the engine
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None  # share of the GPU's memory
+    long_prefill_token_threshold: Annotated[int, Field(ge=1)] | None = None  # of one prompt, in a step with others
     max_model_len: Annotated[int, Field(ge=16)] | None = None  # window: prompt and answer together, in tokens
     tensor_parallel_size: Annotated[int, Field(ge=1)] | None = None  # GPUs that one model is split over
     dtype: str | None = None

@@ -108,6 +108,7 @@ class VllmSettings:
 
     max_num_seqs: answers made at once (without a GPU: 64).
     max_num_batched_tokens: tokens worked on in one step.
+    long_prefill_token_threshold: of them, for one prompt while others run (without a GPU: 256).
     gpu_memory_utilization: share of the GPU's memory to take, 0.0 to 1.0; not used without a GPU.
     max_model_len: prompt and answer together, in tokens; None means the model's own.
     tensor_parallel_size: GPUs that share the model.
@@ -121,6 +122,7 @@ class VllmSettings:
 
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    long_prefill_token_threshold: int | None = None
     gpu_memory_utilization: float | None = None
     max_model_len: int | None = None
     tensor_parallel_size: int | None = None

@@ -19,6 +19,7 @@ _END_S: Final = 10.0  # for killed processes to disappear; a big one takes a sec
 _ENGINE_FIELDS: Final = (
     "max_num_seqs",
     "max_num_batched_tokens",
+    "long_prefill_token_threshold",
     "gpu_memory_utilization",
     "max_model_len",
     "tensor_parallel_size",
@@ -28,8 +29,15 @@ _ENGINE_FIELDS: Final = (
 )
 # bfloat16 is ten times slower than float32 without AVX-512; compiling takes minutes. A block is the smallest
 # piece of a prompt that the prefix cache can find again: 32 tokens is the smallest its CPU kernels take, the
-# default of 128 would never hit in a short chat.
-_CPU_DEFAULTS: Final = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 64, "block_size": 32}
+# default of 128 would never hit in a short chat. A step that reads 2,048 tokens of a document takes a second or two,
+# and all who read along would wait for it.
+_CPU_DEFAULTS: Final = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_num_seqs": 64,
+    "block_size": 32,
+    "long_prefill_token_threshold": 256,
+}
 _CPU_KVCACHE_GIB: Final = 1.0
 
 # Only one engine at a time may stand in vLLM's entry, and a GPU's free memory is measured while loading.

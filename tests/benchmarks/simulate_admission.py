@@ -49,9 +49,13 @@ class Door(Protocol):
 class FifoTicket:
     """A place in `Fifo`."""
 
-    def __init__(self, door: Fifo) -> None:
+    def __init__(self, door: Fifo, demand: Demand) -> None:
         self._door = door
+        self.demand = demand
         self.is_admitted = False
+        self.position = 1
+        self.estimated_wait_ms: int | None = None
+        self.changed = asyncio.Event()
 
     def first_token(self, tokens: int, wait_s: float) -> None:
         """Take no notice."""
@@ -60,6 +64,7 @@ class FifoTicket:
         """Take no notice."""
 
     def release(self) -> None:
+        """Only ever called of those who were let in, once."""
         self._door.running -= 1
         self._door.let_in()
 
@@ -73,7 +78,7 @@ class Fifo:
         self.running = 0
 
     def enter(self, demand: Demand) -> FifoTicket:
-        ticket = FifoTicket(self)
+        ticket = FifoTicket(self, demand)
         self._waiting.append(ticket)
         self.let_in()
         return ticket
@@ -81,7 +86,20 @@ class Fifo:
     def let_in(self) -> None:
         while self._waiting and self.running < self._capacity:
             self.running += 1
-            self._waiting.popleft().is_admitted = True
+            ticket = self._waiting.popleft()
+            ticket.is_admitted = True
+            ticket.changed.set()
+
+    # What a gateway asks besides
+
+    def is_full(self, demand: Demand) -> bool:
+        return self.running >= self._capacity
+
+    def check_room(self, demand: Demand) -> None:
+        """There is always room."""
+
+    def resize(self, limit: int) -> None:
+        """Stay as it is."""
 
 
 @dataclass

@@ -26,11 +26,14 @@ def compose():
     return yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 
 
+# The Compose specification's own schema, as check-jsonschema ships it.
+_VENDORED = importlib.resources.files("check_jsonschema") / "builtin_schemas" / "vendor"
+SCHEMA = json.loads((_VENDORED / "compose-spec.json").read_text(encoding="utf-8"))
+
+
 @pytest.fixture(scope="module")
 def schema():
-    """The Compose specification's own schema, as check-jsonschema ships it."""
-    folder = importlib.resources.files("check_jsonschema") / "builtin_schemas" / "vendor"
-    return json.loads((folder / "compose-spec.json").read_text(encoding="utf-8"))
+    return SCHEMA
 
 
 @pytest.fixture(scope="module")
