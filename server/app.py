@@ -42,6 +42,7 @@ from server.models.pool import EngineFactory, Pool
 from server.models.sources import resolve
 from server.observe import log
 from server.observe.metrics import Metrics
+from server.observe.traces import Traces
 from server.store.base import StoreError
 from server.store.bus import Bus
 from server.store.embedded import EmbeddedValkey
@@ -135,7 +136,8 @@ class App:
         access = Access(_make_sign_in(config, store), Limits(config.quotas, store))
         self._sign_in = access.sign_in
         gateway_id = f"gw_{uuid.uuid4().hex}"
-        runtime = Runtime(config, store, journal, bus, metrics, gateway_id, relay, access)
+        traces = self._open_traces(stack)
+        runtime = Runtime(config, store, journal, bus, metrics, gateway_id, relay, access, traces)
         stack.push_async_callback(runtime.close)
         self._chat = chat = Chat(runtime, pool)
         await bus.subscribe(f"gateway:{runtime.gateway_id}", chat.control)
@@ -179,6 +181,14 @@ class App:
             await takeover.beat()
         except StoreError as error:
             raise StartError(str(error)) from None
+
+    def _open_traces(self, stack: AsyncExitStack) -> Traces | None:
+        endpoint = self._config.tracing.endpoint
+        if endpoint is None:
+            return None
+        traces = Traces(endpoint)
+        stack.push_async_callback(asyncio.to_thread, traces.close)
+        return traces
 
     async def _open_store(self, stack: AsyncExitStack) -> RedisStore:
         url = self._config.redis_url

@@ -246,6 +246,12 @@ class AdmissionConfig(Section):
     max_queue_tokens: Annotated[int, Field(ge=1)] = 4_000_000  # of all prompts that wait, per model
 
 
+class TracingConfig(Section):
+    """Traces of responses, for OpenTelemetry."""
+
+    endpoint: Annotated[str, Field(pattern=r"^https?://")] | None = None  # OTLP over HTTP; None: no traces
+
+
 Origin = Annotated[str, AfterValidator(_check_origin)]
 RedisUrl = Annotated[str | None, BeforeValidator(lambda value: value or None), AfterValidator(_check_redis_url)]
 DataDir = Annotated[Path, AfterValidator(Path.expanduser), Field(validate_default=True)]
@@ -279,6 +285,7 @@ class Config(Section):
     store: StoreConfig = StoreConfig()
     limits: LimitsConfig = LimitsConfig()
     admission: AdmissionConfig = AdmissionConfig()
+    tracing: TracingConfig = TracingConfig()
 
     @model_validator(mode="before")
     @classmethod

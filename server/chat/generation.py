@@ -76,7 +76,7 @@ class Generation:
         self.context_messages: tuple[Message, ...] = ()
         self._runtime = runtime
         self._journal = runtime.journal if turn.command.is_stored else runtime.relay
-        self._tally = Tally(runtime.metrics.for_model(turn.model.name))
+        self._tally = Tally(runtime.metrics.for_model(turn.model.name), runtime.traces)
         self._ending = Ending(turn, self.epoch, self.stream, self.channel, runtime)
         self._loop = loop
         self._interrupt: Interrupt | None = None

@@ -11,6 +11,7 @@ from server.access.access import Access
 from server.chat.hub import Channel
 from server.config import Config
 from server.observe.metrics import Metrics
+from server.observe.traces import Traces
 from server.store.base import FencedError, Finish, Store, StoreUnavailableError
 from server.store.bus import Bus
 from server.store.journal import Journal
@@ -50,6 +51,7 @@ class Runtime:
         gateway_id: str,
         relay: Journal | None = None,
         access: Access | None = None,
+        traces: Traces | None = None,
     ) -> None:
         self.config = config
         self.access = access or Access.without_store(config)
@@ -59,6 +61,7 @@ class Runtime:
         self.relay = relay or journal
         self.bus = bus
         self.metrics = metrics
+        self.traces = traces
         self.gateway_id = gateway_id
         # What becomes of the listeners of a response that another gateway has taken from us; the chat sets it.
         self.go_on_elsewhere: Callable[[Channel, str], None] = lambda channel, _owner: channel.close()

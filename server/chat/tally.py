@@ -10,6 +10,7 @@ from protocol.events import Usage
 from server.access.admission import Ticket
 from server.engine.base import Chunk
 from server.observe.metrics import ModelMetrics
+from server.observe.traces import Times, Traces
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +43,9 @@ class _Pace:
 class Tally:
     """Count as it happens; times are the event loop's."""
 
-    def __init__(self, metrics: ModelMetrics) -> None:
+    def __init__(self, metrics: ModelMetrics, traces: Traces | None = None) -> None:
         self.usage = Usage()
+        self._traces = traces
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._began_at = self._loop.time()
@@ -111,6 +113,10 @@ class Tally:
             "total_ms": self._since_begin_ms(self._loop.time()),
         }
         logger.info("response ended", extra=fields | counts)
+        if self._traces is not None:
+            times = Times(self._began_at, self._started_at, self._first_token_at, self._loop.time())
+            known = {name: value for name, value in (fields | counts).items() if value is not None}
+            self._traces.response(times, known)
 
     def _since_begin_ms(self, when: float | None) -> int | None:
         return None if when is None else round((when - self._began_at) * 1000)
