@@ -27,7 +27,8 @@ SETTLE_S: Final = 90.0  # after the last fault everything ends within this
 VLLM_SETTLE_S: Final = 240.0
 # Short, so that a short run comes to see what happens beyond them.
 CONFIG: Final[dict[str, dict[str, Any]]] = {
-    "store": {"unavailable_timeout_s": 4.0, "operation_timeout_s": 1.5},
+    # Journals outlive the longest storm: at its end every answer is read again from its first event.
+    "store": {"unavailable_timeout_s": 4.0, "operation_timeout_s": 1.5, "journal_ttl_s": 6 * 3600},
     "limits": {"queued_repeat_s": 3.0, "send_timeout_s": 4.0, "ping_interval_s": 4.0, "ping_timeout_s": 4.0},
 }
 
