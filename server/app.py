@@ -16,7 +16,6 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 import uvloop
-from websockets.asyncio.server import ServerConnection
 
 from server.access.access import Access
 from server.access.auth import User
@@ -33,6 +32,7 @@ from server.errors import StartError
 from server.gateway.connection import Connection
 from server.gateway.http import HttpRoutes
 from server.gateway.listener import Listener
+from server.gateway.sockets import GatewayConnection
 from server.gateway.text_mode import TextConnection
 from server.models.devices import device_list, model_needs, on_devices, placement_policy
 from server.models.errors import ModelFailedError, ModelSourceError
@@ -363,20 +363,20 @@ class App:
 
     # Sockets
 
-    async def _talk(self, websocket: ServerConnection, user: User) -> None:
+    async def _talk(self, websocket: GatewayConnection, user: User) -> None:
         assert self._chat is not None
         connection = Connection(websocket, user, self._chat, self._config, self._metrics)
         self._connections.add(connection)
         try:
-            with self._sign_in.watched(connection):
+            with websocket.busy_when(connection.is_busy), self._sign_in.watched(connection):
                 await connection.run()
         finally:
             self._connections.discard(connection)
 
-    async def _chat_in_text(self, websocket: ServerConnection, user: User) -> None:
+    async def _chat_in_text(self, websocket: GatewayConnection, user: User) -> None:
         assert self._chat is not None
         connection = TextConnection(websocket, user, self._chat, self._config)
-        with self._sign_in.watched(connection):
+        with websocket.busy_when(connection.is_busy), self._sign_in.watched(connection):
             await connection.run()
 
     # Ends

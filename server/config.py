@@ -48,6 +48,14 @@ def _check_origin(value: str) -> str:
     return value.lower()
 
 
+def _check_proxy(value: str) -> str:
+    try:
+        ipaddress.ip_network(value)
+    except ValueError:
+        raise ValueError("must be an address or a network, such as 10.0.0.0/8") from None
+    return value
+
+
 def _split_list(value: object) -> object:
     """Variables hold lists with commas between."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
@@ -231,6 +239,12 @@ class LimitsConfig(Section):
     ping_interval_s: Annotated[float, Field(gt=0)] = 20.0
     ping_timeout_s: Annotated[float, Field(gt=0)] = 20.0
     open_timeout_s: Annotated[float, Field(gt=0)] = 10.0  # handshake
+    idle_timeout_s: Annotated[float, Field(gt=0)] = 86_400.0  # no frame from the client this long, and nothing running
+    max_handshakes: Annotated[int, Field(ge=1)] = 4096  # connections whose request has not come, of all addresses
+    # Of one address; loopback has no bounds, and behind `trusted_proxies` the clients' addresses count.
+    max_handshakes_per_address: Annotated[int, Field(ge=1)] = 256
+    max_connections_per_address: Annotated[int, Field(ge=1)] = 1024
+    max_requests_per_minute_per_address: Annotated[int, Field(ge=1)] = 3000  # handshakes and plain HTTP
     sign_in_timeout_s: Annotated[float, Field(gt=0)] = 10.0  # the first frame, of who has not signed in before
 
 
@@ -252,6 +266,7 @@ class TracingConfig(Section):
     endpoint: Annotated[str, Field(pattern=r"^https?://")] | None = None  # OTLP over HTTP; None: no traces
 
 
+Proxy = Annotated[str, AfterValidator(_check_proxy)]
 Origin = Annotated[str, AfterValidator(_check_origin)]
 RedisUrl = Annotated[str | None, BeforeValidator(lambda value: value or None), AfterValidator(_check_redis_url)]
 DataDir = Annotated[Path, AfterValidator(Path.expanduser), Field(validate_default=True)]
@@ -272,6 +287,8 @@ class Config(Section):
     data_dir: DataDir = Path("~/.local/share/tokenwire")
     allow_unauthenticated: bool = False  # serve on other than loopback without sign-in
     allowed_origins: Annotated[tuple[Origin, ...], BeforeValidator(_split_list)] = ()  # besides the server's own
+    # Proxies before us, whose X-Forwarded-For says who the client is.
+    trusted_proxies: Annotated[tuple[Proxy, ...], BeforeValidator(_split_list)] = ()
     drain_timeout_s: Seconds = 30.0  # SIGTERM: running answers may finish this long
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"

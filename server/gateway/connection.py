@@ -62,6 +62,10 @@ class Connection:
             self._subscriptions.clear()  # each holds a whole answer
             await self._outbox.close()
 
+    def is_busy(self) -> bool:
+        """Whether something is done for the client although it says nothing."""
+        return self._lanes.in_flight > 0 or bool(self._subscriptions)
+
     async def retire(self) -> None:
         """The server stops: let running turns end, say why, and close so that clients connect again (1012)."""
         await self._lanes.idle()

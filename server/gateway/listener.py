@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
+import ipaddress
 import logging
+import math
 import resource
 import socket
 import time
@@ -27,6 +29,7 @@ from server.access.limits import Hold
 from server.chat.errors import translate
 from server.config import Config
 from server.errors import StartError
+from server.gateway.addresses import Addresses, client_address
 from server.gateway.first_frame import sign_in_by_frame
 from server.gateway.http import (
     OPEN_PATHS,
@@ -43,12 +46,13 @@ from server.observe.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-SocketHandler = Callable[[ServerConnection, User], Awaitable[None]]
+SocketHandler = Callable[[GatewayConnection, User], Awaitable[None]]
 
 BACKLOG: Final = 1024  # connections that the kernel holds while we are busy; a restart brings all clients at once
 CLOSE_TIMEOUT_S: Final = 5.0  # a client may take this long to answer a close frame
 SPARE_FILES: Final = 256  # descriptors besides client connections: Redis, engines, logs, the page
 RETRY_AFTER_S: Final = 5  # for clients that found no place
+MAX_SWEEP_S: Final = 60.0  # between looks for idle connections
 FRAME_SIGN_IN_PATH: Final = "/v1/responses"  # where a client may sign in by its first frame
 
 
@@ -72,11 +76,14 @@ class Listener:
         self._metrics = metrics
         self._all: set[GatewayConnection] = set()
         self._admitted = 0
+        self._addresses = Addresses(config.limits)
+        self._proxies = tuple(ipaddress.ip_network(proxy) for proxy in config.trusted_proxies)
+        self._sweeper: asyncio.Task[None] | None = None
         self._is_draining = False
         self._server: Server | None = None
 
     @property
-    def connections(self) -> list[ServerConnection]:
+    def connections(self) -> list[GatewayConnection]:
         """The open WebSocket connections."""
         return [connection for connection in self._all if connection.protocol.state is OPEN]
 
@@ -97,13 +104,14 @@ class Listener:
             ping_interval=limits.ping_interval_s,
             ping_timeout=limits.ping_timeout_s,
             close_timeout=CLOSE_TIMEOUT_S,
-            create_connection=functools.partial(GatewayConnection, on_made=self._all.add, on_lost=self._forget),  # type: ignore[arg-type]  # a factory, which the documentation allows; the annotation says subclass
+            create_connection=functools.partial(GatewayConnection, on_made=self._greet, on_lost=self._forget),  # type: ignore[arg-type]  # a factory, which the documentation allows; the annotation says subclass
             backlog=BACKLOG,
         )
         try:
             self._server = await server
         except OSError as error:
             raise StartError(_bind_fault(config, error)) from None
+        self._sweeper = asyncio.create_task(self._sweep(), name="idle connections")
         return _url(self._server.sockets[0])
 
     def drain(self) -> None:
@@ -114,6 +122,8 @@ class Listener:
         """Stop accepting; open sockets stay until `wait_closed`. New handshakes get 503."""
         if self._server is not None:
             self._server.close(close_connections=False)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
 
     async def wait_closed(self) -> None:
         """Close the remaining sockets with 1012 (service restart); return when all are gone, a few seconds at most."""
@@ -141,9 +151,30 @@ class Listener:
         if self._leaving:
             await asyncio.wait(self._leaving)
 
+    async def _sweep(self) -> None:
+        """Close what has been idle too long. Clients reconnect after 1001, if anyone is there."""
+        timeout_s = self._config.limits.idle_timeout_s
+        while True:
+            await asyncio.sleep(min(timeout_s / 4, MAX_SWEEP_S))
+            idle = [connection for connection in self.connections if connection.idle_s > timeout_s]
+            if idle:
+                closing = [connection.close(CloseCode.GOING_AWAY, "idle") for connection in idle]
+                await asyncio.gather(*closing, return_exceptions=True)
+
+    def _greet(self, connection: GatewayConnection, peer: str) -> bool:
+        """Count a TCP connection; return whether it may stay."""
+        self._all.add(connection)
+        may_stay = self._addresses.begin_handshake(peer)
+        if not may_stay:
+            logger.info("too many handshakes", extra={"address": peer})
+        return may_stay
+
     def _forget(self, connection: GatewayConnection) -> None:
         self._all.discard(connection)
+        self._end_handshake(connection)
         self._admitted -= connection.admitted
+        if connection.admitted:
+            self._addresses.disconnect(connection.address)
         if connection.place is not None and connection.place.quotas:
             task = asyncio.create_task(self._give_back(connection.place), name=f"leave {connection.id}")
             self._leaving.add(task)
@@ -154,6 +185,18 @@ class Listener:
             await self._limits.close(place)
         except Exception as error:  # noqa: BLE001 its lease ends by itself
             logger.warning("a connection's place could not be given back: %s", error)
+
+    def _end_handshake(self, connection: GatewayConnection) -> None:
+        if not connection.has_come:
+            connection.has_come = True
+            self._addresses.end_handshake(connection.peer)
+
+    def _refuse_flood(self, connection: GatewayConnection, headers: Headers) -> HttpReply | None:
+        """Note whose request it is; refuse it where that address sends too many."""
+        forwarded = ",".join(headers.get_all("X-Forwarded-For"))
+        connection.address = client_address(connection.peer, forwarded, self._proxies)
+        wait_s = self._addresses.request(connection.address)
+        return None if wait_s is None else _too_many("this address sends too many requests", wait_s)
 
     async def _take_place(self, connection: GatewayConnection, user: User) -> None:
         """Take one of the user's connections. Raises ProtocolError, and what the store raises."""
@@ -166,16 +209,20 @@ class Listener:
     async def _process_request(self, connection: ServerConnection, request: Request) -> Response | None:
         """Decide on a request whose head has been read.
 
+        0. Its address sends too many: 429.
         1. A page on a foreign origin, or a host name that is not ours: 403, except for probes.
         2. Sign-in that is wrong: 401. The page and the probes need none, and look at none: it may be a proxy's.
         3. Plain HTTP: `HttpRoutes`.
         4. A WebSocket path that does not exist: 404; nobody signed in where the first frame cannot do it: 401.
-        5. The server stops, or every place is taken: 503; the user's own places are: 429.
+        5. The server stops, or every place is taken: 503; the address's or the user's own places are: 429.
         6. Otherwise None: the handshake goes on.
         """
         assert isinstance(connection, GatewayConnection)
         path = request.path.partition("?")[0]
-        reply = None if path in OPEN_PATHS else self._refuse_stranger(request.headers)  # 1
+        self._end_handshake(connection)
+        reply = self._refuse_flood(connection, request.headers)  # 0
+        if reply is None and path not in OPEN_PATHS:
+            reply = self._refuse_stranger(request.headers)  # 1
         if reply is None and (path in self._handlers or self._http.is_private(path)):
             try:
                 connection.user = await self._sign_in.handshake(_plain(request.headers))
@@ -211,6 +258,8 @@ class Listener:
             return _no_place("the server is stopping; connect again")
         if self._admitted >= self._config.limits.max_connections:
             return _no_place("every connection place is taken; try again later")
+        if not self._addresses.connect(connection.address):
+            return _too_many("this address has as many connections as it may", RETRY_AFTER_S)
         connection.admitted = True
         self._admitted += 1
         if connection.user is not None:
@@ -245,6 +294,10 @@ class Listener:
 
 def _no_place(why: str) -> HttpReply:
     return error_reply(503, "server_is_overloaded", why, headers={"Retry-After": str(RETRY_AFTER_S)})
+
+
+def _too_many(why: str, wait_s: float) -> HttpReply:
+    return protocol_error_reply(ProtocolError("rate_limit_exceeded", why, retry_after_ms=math.ceil(wait_s * 1000)))
 
 
 def _log_end(connection: ServerConnection, path: str, seconds: float) -> None:

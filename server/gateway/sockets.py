@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from websockets.asyncio.server import Server, ServerConnection
-from websockets.protocol import CONNECTING, Protocol
+from websockets.frames import DATA_OPCODES, Frame
+from websockets.protocol import CONNECTING, Event, Protocol
 from websockets.server import ServerProtocol
 from websockets.streams import StreamReader
 
@@ -24,6 +26,10 @@ _BODY_HEADERS: Final = (b"content-length:", b"transfer-encoding:")
 PIECE_BYTES: Final = 4096  # worked on at once: some milliseconds where it is all empty frames
 TURN_S: Final = 0.005  # then the others have their turn
 MAX_UNREAD_PONGS_BYTES: Final = 256 * 1024  # answers to pings that a client may leave unread
+
+
+def _never() -> bool:
+    return False
 
 
 class RequestReader(StreamReader):
@@ -65,7 +71,10 @@ class GatewayConnection(ServerConnection):
 
     user: set at the handshake. admitted: whether it holds one of the `limits.max_connections` places. place: what it
     holds of its user's.
-    on_lost: called once, when the TCP connection is gone.
+    peer, address: whose TCP connection it is, and whose request (behind a proxy another one's). has_come: whether the
+    request has come.
+    on_made: called with the peer's address, returns whether the connection may stay. on_lost: called once, when it is
+    gone.
     """
 
     def __init__(
@@ -73,7 +82,7 @@ class GatewayConnection(ServerConnection):
         protocol: ServerProtocol,
         server: Server,
         *,
-        on_made: Callable[[GatewayConnection], None],
+        on_made: Callable[[GatewayConnection, str], bool],
         on_lost: Callable[[GatewayConnection], None],
         **settings: Any,
     ) -> None:
@@ -85,6 +94,10 @@ class GatewayConnection(ServerConnection):
         self.user: User | None = None
         self.admitted = False
         self.place: Hold | None = None
+        self.peer = self.address = ""
+        self.has_come = False
+        self._is_busy: Callable[[], bool] = _never
+        self._heard_at = time.monotonic()
         self._on_made = on_made
         self._on_lost = on_lost
         self._unread = bytearray()
@@ -104,10 +117,36 @@ class GatewayConnection(ServerConnection):
 
     def connection_made(self, transport: Any) -> None:
         """Note the connection before its handshake task can run."""
-        self._on_made(self)
+        name = transport.get_extra_info("peername")
+        self.peer = self.address = str(name[0]) if isinstance(name, tuple) and name else ""
+        may_stay = self._on_made(self, self.peer)
         super().connection_made(transport)
+        if not may_stay:
+            transport.abort()
         self.recv_messages.pause = self._pause
         self.recv_messages.resume = self._resume
+
+    @property
+    def idle_s(self) -> float:
+        """How long the client has sent no message, while nothing was done for it."""
+        if self._is_busy():
+            self._heard_at = time.monotonic()
+        return time.monotonic() - self._heard_at
+
+    @contextmanager
+    def busy_when(self, condition: Callable[[], bool]) -> Iterator[None]:
+        """Do not count the client as idle, while inside, when the condition holds."""
+        self._is_busy = condition
+        try:
+            yield
+        finally:
+            self._is_busy = _never  # a closed connection is freed at once: no reference cycle
+
+    def process_event(self, event: Event) -> None:
+        """Note when a client says something; pings and pongs are the network's."""
+        if isinstance(event, Frame) and event.opcode in DATA_OPCODES:
+            self._heard_at = time.monotonic()
+        super().process_event(event)
 
     def data_received(self, data: bytes) -> None:
         """Work on it now if it is little, else piece by piece."""

@@ -122,6 +122,10 @@ class TextConnection:
     async def _say(self, text: str) -> None:
         await self._outbox.write(text.encode())
 
+    def is_busy(self) -> bool:
+        """As `Connection.is_busy`."""
+        return self._generation is not None and not self._generation.channel.is_closed
+
     async def sign_out(self, why: SignOut) -> None:
         """As `Connection.sign_out`."""
         if why is SignOut.REVOKED and self._generation is not None:

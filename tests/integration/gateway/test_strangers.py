@@ -8,7 +8,7 @@ import struct
 
 import pytest
 from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosedError, InvalidStatus
+from websockets.exceptions import ConnectionClosedError, ConnectionClosedOK, InvalidStatus
 from websockets.typing import Origin
 
 TLS_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(range(190))
@@ -181,3 +181,87 @@ async def test_handler_bug(gateway, caplog):
     assert closed.value.rcvd is not None
     assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1011, "internal error")
     assert [r.name for r in caplog.records if r.exc_info] == ["server.gateway.listener"]
+
+
+VIA_PROXY = {"trusted_proxies": ["127.0.0.1"]}
+
+
+def of(address: str) -> dict[str, str]:
+    """What a proxy says of a client."""
+    return {"X-Forwarded-For": address}
+
+
+async def test_connections_of_one_address(gateway_with):
+    """Over its limit an address gets 429 with a hint; another one is served."""
+    async with gateway_with(**VIA_PROXY, limits={"max_connections_per_address": 1}) as gateway:
+        url = f"{gateway.socket_url}/chat"
+        async with connect(url, additional_headers=of("203.0.113.7")):
+            with pytest.raises(InvalidStatus) as refused:
+                await connect(url, additional_headers=of("203.0.113.7"))
+            assert refused.value.response.status_code == 429
+            assert refused.value.response.headers["Retry-After"] == "5"
+            async with connect(url, additional_headers=of("203.0.113.8")):
+                pass
+        async with connect(url, additional_headers=of("203.0.113.7")):
+            pass
+
+
+async def test_requests_of_one_address(gateway_with):
+    """So many a minute, of any kind; who sits at the machine itself is not counted."""
+    async with gateway_with(**VIA_PROXY, limits={"max_requests_per_minute_per_address": 3}) as gateway:
+        statuses = [(await gateway.get("/healthz", of("203.0.113.7"))).status for _ in range(5)]
+        assert statuses == [200, 200, 200, 429, 429]
+        with pytest.raises(InvalidStatus):
+            await connect(f"{gateway.socket_url}/chat", additional_headers=of("203.0.113.7"))
+        assert [(await gateway.get("/healthz")).status for _ in range(5)] == [200] * 5
+
+
+async def test_a_stranger_cannot_name_its_own_address(gateway_with):
+    """Without a trusted proxy the header counts for nothing."""
+    async with gateway_with(limits={"max_connections_per_address": 1}) as gateway:
+        url, headers = f"{gateway.socket_url}/chat", of("203.0.113.7")
+        async with connect(url, additional_headers=headers), connect(url, additional_headers=headers):
+            pass
+
+
+async def test_unfinished_handshakes(gateway_with, silent):
+    """More than may wait are cut at once; those that wait have their time; then all is as before."""
+    async with gateway_with(limits={"max_handshakes": 5, "open_timeout_s": 0.2}) as gateway:
+        waiting = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(5)]
+        assert await gateway.raw(b"") == b""
+        assert "too many handshakes" in silent.messages
+        for reader, writer in waiting:
+            assert await reader.read() == b""
+            writer.close()
+        await assert_serves(gateway)
+
+
+async def test_an_idle_client(gateway_with):
+    """Is closed with 1001, pings or not; one that says something now and then, or waits for an answer, is not."""
+
+    async def handler(connection, _user):
+        with connection.busy_when(lambda: busy):
+            async for message in connection:
+                await connection.send(message)
+
+    async with gateway_with(handler, limits={"idle_timeout_s": 0.2, "ping_interval_s": 0.02}) as gateway:
+        busy = True
+        async with connect(f"{gateway.socket_url}/chat") as client:
+            await asyncio.sleep(0.5)
+            await client.send("still here")
+            assert await client.recv() == "still here"
+            busy = False
+            with pytest.raises(ConnectionClosedOK) as closed:
+                await client.recv()
+    assert closed.value.rcvd is not None
+    assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1001, "idle")
+
+
+async def test_a_message_of_endless_pieces(gateway):
+    """Thousands of fragments are no message; the client is told so."""
+    async with connect(f"{gateway.socket_url}/chat") as client:
+        with pytest.raises(ConnectionClosedError) as closed:
+            await asyncio.gather(client.send("x" for _ in range(20_000)), client.recv())
+    assert closed.value.rcvd is not None
+    assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1009, "too many fragments")
+    await assert_serves(gateway)
