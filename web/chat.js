@@ -7,6 +7,7 @@
  */
 import { TokenwireError, outputText } from "./client.js";
 import { canSend, messageFromItem, newMessage, newThread, titleFrom } from "./state.js";
+import { t } from "./words.js";
 
 /** @typedef {import("./client.js").TokenwireClient} TokenwireClient */
 /** @typedef {import("./client.js").ResponseStream} ResponseStream */
@@ -230,6 +231,7 @@ export class Chat {
     const user = newMessage("user", text, "sending");
     const answer = newMessage("assistant", "", "sending");
     user.isOwn = answer.isOwn = true;
+    answer.timing = { sent: performance.now(), first: null, last: null, tokens: null };
     const turn = { thread, text, id: this.#drafts.sending(thread.id, text), user, answer, over: false, accepted: false, placed: false };
     this.#turns.set(thread, [...this.#turnsOf(thread), turn]);
     this.#state.setProblem(thread, null);
@@ -318,7 +320,12 @@ export class Chat {
         return;
       case "response.output_text.delta":
         if (answer.status !== "streaming") this.#state.update(thread, answer, { status: "streaming", waiting: null });
+        tick(answer);
         return this.#state.append(thread, answer, event.delta);
+      case "response.reasoning_text.delta":
+      case "response.reasoning_summary_text.delta":
+        tick(answer);
+        return this.#state.appendReasoning(thread, answer, event.delta);
       case "response.completed":
       case "response.incomplete":
       case "response.failed":
@@ -328,9 +335,10 @@ export class Chat {
 
   /** @param {Thread} thread @param {Message} answer @param {WireEvent} event */
   #ended(thread, answer, { type, response }) {
+    if (answer.timing) answer.timing.tokens = response.usage?.output_tokens ?? null;
     // The same as what was streamed, unless the event log had expired and this is all that there is.
     const text = outputText(response) || answer.text;
-    if (type === "response.failed") return this.#failed(thread, answer, response.error?.message ?? "The answer failed.");
+    if (type === "response.failed") return this.#failed(thread, answer, response.error?.message ?? t("answerFailed"));
     const reason = response.incomplete_details?.reason;
     const status = type === "response.completed" ? "completed" : reason === "cancelled" ? "stopped" : "shortened";
     this.#state.update(thread, answer, { text, status, waiting: null });
@@ -344,9 +352,16 @@ export class Chat {
   }
 }
 
+/** Something of an answer has come. @param {Message} answer */
+function tick({ timing }) {
+  if (!timing) return;
+  timing.last = performance.now();
+  timing.first ??= timing.last;
+}
+
 /** @param {unknown} error @returns {import("./state.js").Problem} */
 function asProblem(error) {
   if (error instanceof TokenwireError) return { code: error.code, message: error.message };
   console.error(error); // a fault of this page, not of the server: let it be seen
-  return { code: "page_error", message: "Something went wrong in this page. Reloading it may help." };
+  return { code: "page_error", message: t("pageError") };
 }

@@ -2,6 +2,7 @@
 /** The list of conversations. */
 import { byId, element } from "./dom.js";
 import { titleOf } from "./state.js";
+import { t } from "./words.js";
 
 /** @typedef {import("./state.js").ChatState} ChatState */
 /** @typedef {import("./state.js").Conversation} Conversation */
@@ -42,7 +43,7 @@ export class ListView {
     for (const conversation of conversations) this.#update(conversation, conversation.id === current.id);
     this.#note.textContent = noteFor(listStatus, conversations.length);
     this.#more.hidden = !(hasMore || listStatus === "failed");
-    this.#more.textContent = listStatus === "failed" ? "Try again" : "Show more";
+    this.#more.textContent = listStatus === "failed" ? t("tryAgain") : t("more");
   }
 
   /** @param {Conversation} conversation */
@@ -91,7 +92,7 @@ export class ListView {
 
 /** @param {ChatState["listStatus"]} status @param {number} count */
 function noteFor(status, count) {
-  if (status === "failed") return "The list could not be read.";
-  if (status === "loading") return count ? "" : "Reading the list…";
-  return count ? "" : "Nothing here yet.";
+  if (status === "failed") return t("listFailed");
+  if (status === "loading") return count ? "" : t("listLoading");
+  return count ? "" : t("listEmpty");
 }

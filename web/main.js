@@ -4,6 +4,8 @@ import { Chat } from "./chat.js";
 import { TokenwireClient, randomId } from "./client.js";
 import { Drafts, memoryStorage } from "./drafts.js";
 import { ChatState } from "./state.js";
+import { figuresOf } from "./figures.js";
+import { splitThinking } from "./thinking.js";
 import { View } from "./view.js";
 
 /** The server's socket beside this page, also when a proxy serves both under a path. */
@@ -51,6 +53,15 @@ const view = new View(document, state, {
   remove: (id) => chat.remove(id),
   loadMore: () => (state.listStatus === "failed" ? chat.refreshList() : chat.loadMore()),
   reconnect: () => client.connect(),
+  message: {
+    textOf: ({ role, text }) => (role === "assistant" ? splitThinking(text).answer : text),
+    canRewrite: () => false,
+    regenerate: () => {},
+    rewrite: () => {},
+    versions: () => null,
+    showVersion: () => {},
+    figures: ({ timing }) => figuresOf(timing),
+  },
 });
 
 state.subscribe((change) => {
@@ -75,3 +86,6 @@ document.addEventListener("visibilitychange", () => document.visibilityState ===
 chat.open(conversationInAddress());
 view.start();
 client.connect();
+
+// What answers look better with comes when the page is on screen. Without it (no set-up for the page) they are plain text.
+requestAnimationFrame(() => setTimeout(() => import("./markdown.js").then(({ loadMarkdown }) => loadMarkdown()).then((markdown) => view.setMarkdown(markdown), () => {})));

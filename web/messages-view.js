@@ -1,35 +1,43 @@
 // @ts-check
 /**
- * The messages of the thread on screen. While an answer streams, only its last paragraph grows: deltas are gathered
- * and appended to one text node once per frame, so that a long answer costs as much per token as a short one.
+ * The messages of the thread on screen. While an answer streams, only its end grows: deltas are gathered and shown once
+ * per frame. Answers are plain text until Markdown is loaded, and stay so where it cannot be.
  */
+import { PlainBody } from "./body.js";
 import { byId, element } from "./dom.js";
+import { MessageTools } from "./message-tools.js";
+import { ThinkingSplitter } from "./thinking.js";
+import { t } from "./words.js";
 
 /** @typedef {import("./state.js").Message} Message */
+/** @typedef {import("./state.js").Thread} Thread */
 /** @typedef {import("./state.js").Waiting} Waiting */
-/** @typedef {{ root: HTMLElement, body: HTMLElement, foot: HTMLElement, pending: string }} Shown */
+/** @typedef {import("./body.js").Body} Body */
+/** @typedef {import("./message-tools.js").MessageActions} MessageActions */
+/** @typedef {{ details: HTMLDetailsElement, body: PlainBody }} Thoughts */
+/**
+ * `source`: the text as far as it was given to `body`. `isOver`: nothing more comes.
+ * @typedef {{ root: HTMLElement, holder: HTMLElement, body: Body, foot: HTMLElement, bar: HTMLProgressElement, tools: MessageTools,
+ *   splitter: ThinkingSplitter | null, thoughts: Thoughts | null, source: string, reasoning: string, isOver: boolean }} Shown
+ */
 
 /** A reader this near to the end wants to follow it. */
 const FOLLOW_PX = 80;
-/** A text without empty lines is cut into blocks all the same, at the next line's end: layout costs by block. */
-const BLOCK_CHARS = 4_000;
-
-const FOOT = /** @type {Partial<Record<Message["status"], string>>} */ ({
-  stopped: "Stopped",
-  shortened: "Cut off at the length limit",
-});
+const UNFINISHED = new Set(["sending", "waiting", "streaming"]);
 
 export class MessagesView {
   #list;
   #scroll;
   #latest;
+  #actions;
   /** @type {Map<Message, Shown>} */ #shown = new Map();
   /** @type {Set<Message>} */ #growing = new Set();
   #frame = 0;
   #following = true;
 
-  /** @param {Document} document */
-  constructor(document) {
+  /** @param {Document} document @param {MessageActions} actions */
+  constructor(document, actions) {
+    this.#actions = actions;
     this.#list = byId(document, "messages", HTMLDivElement);
     this.#scroll = byId(document, "scroll", HTMLDivElement);
     this.#latest = byId(document, "latest", HTMLButtonElement);
@@ -38,6 +46,17 @@ export class MessagesView {
     // The window and the text field change the visible height; the end should stay in sight.
     new ResizeObserver(() => this.#keepUp()).observe(this.#scroll);
   }
+
+  /** Shows answers as Markdown from now on. @param {import("./markdown.js").Markdown} markdown */
+  async setMarkdown(markdown) {
+    const { MarkdownBody } = await import("./markdown.js");
+    this.#makeBody = (root) => new MarkdownBody(root, markdown);
+    for (const [message, shown] of this.#shown) if (message.role === "assistant") this.#rewrite(message, shown);
+    this.#keepUp();
+  }
+
+  /** @param {HTMLElement} root @returns {Body} */
+  #makeBody = (root) => new PlainBody(root);
 
   /** @param {Message[]} messages */
   replace(messages) {
@@ -50,12 +69,17 @@ export class MessagesView {
 
   /** @param {Message} message @param {Message | null} [before] null: at the end */
   add(message, before = null) {
-    const body = element("div", { class: "body", dir: "auto" });
+    const isAnswer = message.role === "assistant";
+    const holder = element("div", { class: "body", dir: "auto" });
     const foot = element("p", { class: "foot" });
-    const speaker = element("span", { class: "unseen" }, message.role === "user" ? "You:" : "Answer:");
-    const root = element("article", { class: `message ${message.role}` }, speaker, body, foot);
-    this.#shown.set(message, { root, body, foot, pending: "" });
-    write(body, message.text);
+    const bar = element("progress", { max: "1", "aria-label": t("loadingModel") });
+    const speaker = element("span", { class: "unseen" }, t(isAnswer ? "answerSaid" : "youSaid"));
+    const tools = new MessageTools(message, holder, this.#actions);
+    const root = element("article", { class: `message ${message.role}` }, speaker, holder, foot, bar, tools.root);
+    const shown = { root, holder, foot, bar, tools, body: /** @type {Body} */ (new PlainBody(holder)), splitter: null, thoughts: null, source: "", reasoning: "", isOver: false };
+    this.#shown.set(message, shown);
+    if (isAnswer) this.#rewrite(message, shown);
+    else this.#write(shown, message.text);
     this.update(message);
     this.#list.insertBefore(root, (before && this.#shown.get(before)?.root) ?? null);
     this.#keepUp();
@@ -71,25 +95,48 @@ export class MessagesView {
   append(message, delta) {
     const shown = this.#shown.get(message);
     if (!shown) return;
-    shown.pending += delta;
-    this.#growing.add(message);
-    this.#frame ||= requestAnimationFrame(() => this.#flush());
+    this.#write(shown, delta);
+    this.#grow(message);
+  }
+
+  /** A model's thoughts, where the server tells them apart. @param {Message} message */
+  think(message) {
+    const shown = this.#shown.get(message);
+    if (!shown) return;
+    this.#think(shown, message.reasoning.slice(shown.reasoning.length));
+    shown.reasoning = message.reasoning;
+    this.#grow(message);
   }
 
   /** Everything but growing text. @param {Message} message */
   update(message) {
     const shown = this.#shown.get(message);
     if (!shown) return;
-    this.#flushOne(message, shown);
+    const isOver = !UNFINISHED.has(message.status);
     // Only after an expired event log, where the final text is all that comes.
-    if (shown.body.textContent !== message.text && message.status !== "streaming") {
-      shown.body.replaceChildren();
-      write(shown.body, message.text);
-    }
+    if (shown.source !== message.text && message.status !== "streaming") this.#rewrite(message, shown);
+    if (message.reasoning.length > shown.reasoning.length) this.think(message);
+    if (isOver && !shown.isOver) this.#finish(shown);
+    shown.isOver = isOver;
     shown.root.dataset.status = message.status;
     shown.foot.textContent = footFor(message);
     shown.foot.hidden = shown.foot.textContent === "";
+    const { progress } = message.waiting ?? {};
+    shown.bar.hidden = typeof progress !== "number";
+    if (typeof progress === "number") shown.bar.value = progress;
+    shown.tools.update();
+    this.#renderThoughts(shown);
     this.#keepUp();
+  }
+
+  /** What can be done with each message: it depends on all of them. */
+  updateTools() {
+    for (const { tools } of this.#shown.values()) tools.update();
+  }
+
+  /** Begins to edit what the user said, where that is possible. @param {Message} message */
+  edit(message) {
+    this.#shown.get(message)?.tools.edit();
   }
 
   /** Goes to the end and stays there. */
@@ -98,21 +145,74 @@ export class MessagesView {
     this.#keepUp();
   }
 
-  #flush() {
-    this.#frame = 0;
-    for (const message of this.#growing) {
-      const shown = this.#shown.get(message);
-      if (shown) this.#flushOne(message, shown);
-    }
-    this.#growing.clear();
-    this.#keepUp();
+  /** @param {Message} message @param {Shown} shown */
+  #rewrite(message, shown) {
+    shown.holder.replaceChildren();
+    shown.thoughts?.details.remove();
+    Object.assign(shown, { body: this.#makeBody(shown.holder), splitter: new ThinkingSplitter(), thoughts: null, source: "", reasoning: "" });
+    if (message.role === "user") Object.assign(shown, { body: new PlainBody(shown.holder), splitter: null });
+    this.#write(shown, message.text);
+    this.think(message);
+    if (shown.isOver || !UNFINISHED.has(message.status)) this.#finish(shown);
+    shown.isOver = !UNFINISHED.has(message.status);
   }
 
-  /** @param {Message} message @param {Shown} shown */
-  #flushOne(message, shown) {
-    if (shown.pending) write(shown.body, shown.pending);
-    shown.pending = "";
-    this.#growing.delete(message);
+  /** @param {Shown} shown @param {string} text */
+  #write(shown, text) {
+    shown.source += text;
+    const { thinking, answer } = shown.splitter ? shown.splitter.feed(text) : { thinking: "", answer: text };
+    if (thinking) this.#think(shown, thinking);
+    if (answer) shown.body.append(answer);
+  }
+
+  /** @param {Shown} shown */
+  #finish(shown) {
+    const { thinking, answer } = shown.splitter?.end() ?? { thinking: "", answer: "" };
+    if (thinking) this.#think(shown, thinking);
+    if (answer) shown.body.append(answer);
+    shown.body.finish();
+    shown.thoughts?.body.finish();
+  }
+
+  /** @param {Shown} shown @param {string} text */
+  #think(shown, text) {
+    if (!text) return;
+    if (!shown.thoughts) {
+      const holder = element("div", { class: "thoughts" });
+      const details = element("details", { class: "reasoning" }, element("summary"), holder);
+      shown.root.insertBefore(details, shown.holder);
+      shown.thoughts = { details, body: new PlainBody(holder) };
+    }
+    shown.thoughts.body.append(text);
+    this.#renderThoughts(shown);
+  }
+
+  /** @param {Shown} shown */
+  #renderThoughts({ thoughts, root, source, splitter }) {
+    const summary = thoughts?.details.firstElementChild;
+    if (!summary) return;
+    const isThinking = !["completed", "stopped", "shortened", "failed"].includes(root.dataset.status ?? "") && (source === "" || splitter?.isThinking);
+    summary.textContent = t(isThinking ? "isThinking" : "thoughts");
+    thoughts?.details.toggleAttribute("data-thinking", Boolean(isThinking));
+  }
+
+  /** @param {Message} message */
+  #grow(message) {
+    this.#growing.add(message);
+    this.#frame ||= requestAnimationFrame((now) => this.#flush(now));
+  }
+
+  /** @param {number} now */
+  #flush(now) {
+    this.#frame = 0;
+    for (const message of [...this.#growing]) {
+      const shown = this.#shown.get(message);
+      const isDone = !shown || shown.isOver || (shown.body.flush(now) && (shown.thoughts?.body.flush() ?? true));
+      if (shown) this.#renderThoughts(shown);
+      if (isDone) this.#growing.delete(message);
+    }
+    if (this.#growing.size > 0) this.#frame = requestAnimationFrame((later) => this.#flush(later));
+    this.#keepUp();
   }
 
   #scrolled() {
@@ -127,32 +227,13 @@ export class MessagesView {
   }
 }
 
-/**
- * Appends text, as text, in blocks. All line ends are kept: the blocks joined are the text.
- * @param {HTMLElement} body
- * @param {string} text
- */
-function write(body, text) {
-  if (text === "") return; // an empty body shows that it waits (style.css)
-  for (const piece of text.split(/(?<=\n)/)) {
-    const last = body.lastElementChild;
-    const node = last?.firstChild;
-    if (!(node instanceof Text) || isFull(node.data)) body.append(element("div", { class: "block" }, piece));
-    else node.appendData(piece);
-  }
-}
-
-/** @param {string} text */
-function isFull(text) {
-  return text.endsWith("\n\n") || (text.length > BLOCK_CHARS && text.endsWith("\n"));
-}
-
 /** @param {Message} message */
 function footFor(message) {
-  if (message.status === "failed") return message.problem ?? "The answer failed.";
-  if (message.role === "user") return message.status === "sending" ? "Sending…" : "";
-  if (message.status === "waiting") return waitingText(message.waiting);
-  return FOOT[message.status] ?? "";
+  if (message.status === "failed") return message.problem ?? t("answerFailed");
+  if (message.role === "user") return message.status === "sending" ? t("sending") : "";
+  if (message.status === "waiting") return message.reasoning ? "" : waitingText(message.waiting);
+  if (message.status === "stopped") return t("stopped");
+  return message.status === "shortened" ? t("shortened") : "";
 }
 
 /**
@@ -160,15 +241,14 @@ function footFor(message) {
  * @param {Waiting | null} waiting
  */
 export function waitingText(waiting) {
-  if (!waiting) return "Thinking";
-  const left = waiting.estimated_wait_ms ? `, about ${seconds(waiting.estimated_wait_ms)}` : "";
+  if (!waiting) return t("thinking");
+  const left = waiting.estimated_wait_ms ? t("aboutTime", { time: seconds(waiting.estimated_wait_ms) }) : "";
   if (waiting.reason === "model_loading") {
-    const part = waiting.progress === undefined ? "" : ` ${Math.round(waiting.progress * 100)} %`;
-    return `Loading the model${part}${left}`;
+    const part = typeof waiting.progress === "number" ? ` ${Math.round(waiting.progress * 100)} %` : "";
+    return t("loadingModel") + part + left;
   }
-  if (waiting.reason === "conversation") return "Waiting for the turn before this one to end";
-  const place = waiting.position ? `, number ${waiting.position}` : "";
-  return `Waiting in line${place}${left}`;
+  if (waiting.reason === "conversation") return t("waitsForTurn");
+  return (waiting.position ? t("waitsAt", { position: waiting.position }) : t("waits")) + left;
 }
 
 /** @param {number} ms */

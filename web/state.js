@@ -3,6 +3,7 @@
  * What the page knows, apart from how it is shown. Everything changes through ChatState's methods; each tells its
  * listeners what changed, so that the view touches only that. No DOM, no socket.
  */
+import { t } from "./words.js";
 
 /** @typedef {import("./client.js").Connection} Connection */
 /** @typedef {import("./client.js").Waiting} Waiting */
@@ -12,6 +13,7 @@
  * `sending`: not accepted yet. `waiting`: accepted, no text yet. `streaming`: text flows. The others are ends.
  * @typedef {"sending" | "waiting" | "streaming" | "completed" | "stopped" | "shortened" | "failed"} MessageStatus
  */
+/** Milliseconds of this page's clock; tokens as the server counted them. @typedef {{ sent: number, first: number | null, last: number | null, tokens: number | null }} Timing */
 /**
  * @typedef {object} Message
  * @property {"user" | "assistant"} role
@@ -19,6 +21,8 @@
  * @property {MessageStatus} status
  * @property {Waiting | null} waiting why it waits, as the server tells it
  * @property {string | null} problem what went wrong, in words
+ * @property {string} reasoning the model's thoughts, where the server tells them apart from the text
+ * @property {Timing | null} timing how fast it came, where this page saw all of it
  * @property {string | null} responseId the turn that it belongs to, once the server has told it
  * @property {boolean} isOwn whether this page sent the turn, since it was loaded
  */
@@ -36,7 +40,7 @@
 /**
  * @typedef {{ kind: "connection" | "list" | "current" | "model" }
  *   | { kind: "thread" | "messages" | "draft", thread: Thread }
- *   | { kind: "message" | "removed", thread: Thread, message: Message }
+ *   | { kind: "message" | "reasoning" | "removed", thread: Thread, message: Message }
  *   | { kind: "added", thread: Thread, message: Message, before: Message | null }
  *   | { kind: "append", thread: Thread, message: Message, delta: string }} Change
  */
@@ -57,7 +61,7 @@ export function titleFrom(text) {
 
 /** @param {Conversation | undefined} conversation */
 export function titleOf(conversation) {
-  return conversation?.metadata?.title || conversation?.title || "Untitled";
+  return conversation?.metadata?.title || conversation?.title || t("untitled");
 }
 
 /**
@@ -68,7 +72,7 @@ export function titleOf(conversation) {
  * @returns {Message}
  */
 export function newMessage(role, text, status, responseId = null) {
-  return { role, text, status, waiting: null, problem: null, responseId, isOwn: false };
+  return { role, text, status, waiting: null, problem: null, reasoning: "", timing: null, responseId, isOwn: false };
 }
 
 /**
@@ -274,6 +278,12 @@ export class ChatState {
   append(thread, message, delta) {
     message.text += delta;
     this.#tell({ kind: "append", thread, message, delta });
+  }
+
+  /** @param {Thread} thread @param {Message} message @param {string} delta */
+  appendReasoning(thread, message, delta) {
+    message.reasoning += delta;
+    this.#tell({ kind: "reasoning", thread, message });
   }
 
   /** @param {Thread} thread @param {Message} message @param {Partial<Message>} fields */

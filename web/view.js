@@ -4,6 +4,7 @@ import { byId } from "./dom.js";
 import { ListView } from "./list-view.js";
 import { MessagesView } from "./messages-view.js";
 import { canSend, titleFrom, titleOf } from "./state.js";
+import { t } from "./words.js";
 
 /** @typedef {import("./state.js").ChatState} ChatState */
 /** @typedef {import("./state.js").Change} Change */
@@ -17,6 +18,7 @@ import { canSend, titleFrom, titleOf } from "./state.js";
  * @property {(id: string) => void} remove
  * @property {() => void} loadMore
  * @property {() => void} reconnect
+ * @property {import("./message-tools.js").MessageActions} message
  */
 
 /** A connection that is back within this time is not worth a banner. */
@@ -43,7 +45,7 @@ export class View {
     this.#document = document;
     this.#state = state;
     this.#actions = actions;
-    this.#messages = new MessagesView(document);
+    this.#messages = new MessagesView(document, actions.message);
     this.#list = new ListView(document, state, { ...actions, open: (id) => this.#open(id) });
     this.#input = byId(document, "input", HTMLTextAreaElement);
     const get = (/** @type {string} */ id) => byId(document, id, HTMLElement);
@@ -62,6 +64,11 @@ export class View {
     this.#state.subscribe((change) => this.#changed(change));
     this.#renderCurrent();
     this.#list.render();
+  }
+
+  /** Shows answers as Markdown from now on. @param {import("./markdown.js").Markdown} markdown */
+  setMarkdown(markdown) {
+    return this.#messages.setMarkdown(markdown);
   }
 
   #listen() {
@@ -156,6 +163,8 @@ export class View {
     switch (change.kind) {
       case "append":
         return this.#messages.append(change.message, change.delta);
+      case "reasoning":
+        return this.#messages.think(change.message);
       case "message":
         this.#messages.update(change.message);
         return this.#announce(change.message);
@@ -193,9 +202,10 @@ export class View {
     const { notice, welcome } = this.#ids;
     welcome.hidden = status !== "ready" || messages.length > 0 || this.#state.current.id !== null;
     notice.hidden = status === "ready" || messages.length > 0;
-    notice.textContent = status === "missing" ? "This conversation is not here (any more)." : "Opening…";
+    notice.textContent = status === "missing" ? t("missing") : t("opening");
     this.#ids.problem.hidden = problem === null;
     this.#ids.problem.textContent = problem?.message ?? "";
+    this.#messages.updateTools();
     this.#renderTitle();
     this.#renderButtons();
   }
@@ -203,7 +213,7 @@ export class View {
   #renderTitle() {
     const { id, messages } = this.#state.current;
     const known = id === null ? undefined : this.#state.conversation(id);
-    const first = messages[0] ? titleFrom(messages[0].text) : "New conversation";
+    const first = messages[0] ? titleFrom(messages[0].text) : t("newConversation");
     const title = known ? titleOf(known) : first;
     this.#ids.title.textContent = title;
     this.#document.title = id === null ? "Tokenwire" : `${title} · Tokenwire`;
@@ -256,21 +266,22 @@ export class View {
   /** For screen readers: how it goes, not every token. @param {import("./state.js").Message} message */
   #announce(message) {
     if (message.role !== "assistant") return;
-    const words = { streaming: "Answering.", completed: "Answer complete.", stopped: "Stopped.", shortened: "Answer cut off.", failed: "The answer failed." };
-    const text = words[/** @type {keyof typeof words} */ (message.status)];
-    if (text) this.#ids.announcer.textContent = text;
+    /** @type {Partial<Record<import("./state.js").MessageStatus, import("./words.js").Word>>} */
+    const words = { streaming: "answeringSpoken", completed: "answerCompleteSpoken", stopped: "stoppedSpoken", shortened: "cutOffSpoken", failed: "answerFailed" };
+    const word = words[message.status];
+    if (word) this.#ids.announcer.textContent = t(word);
   }
 }
 
 /** @param {Connection} connection @param {boolean} online */
 function bannerFor({ status, code, reason }, online) {
   if (status === "closed") return reason || closedText(code);
-  if (!online) return "You are offline. What you type is kept.";
-  return code === 1012 ? "The server is restarting. Reconnecting…" : "The connection was lost. Reconnecting…";
+  if (!online) return t("offline");
+  return code === 1012 ? t("restarting") : t("reconnecting");
 }
 
 /** @param {number | undefined} code */
 function closedText(code) {
-  if (code === 4401 || code === 4408) return "This server wants you to sign in.";
-  return `The server closed the connection (code ${code}).`;
+  if (code === 4401 || code === 4408) return t("wantsSignIn");
+  return t("closed", { code: code ?? 0 });
 }

@@ -220,16 +220,28 @@ class HttpRoutes:
         file = self._page.get(request.path)
         if file is None:  # deleted between the look-up and now
             return error_reply(404, "not_found", f"there is nothing at {excerpt(request.path)}")
-        headers = {"ETag": file.etag, "Cache-Control": "no-cache", **security_headers(request.headers.get("host"))}
+        headers = {
+            "ETag": f"W/{file.etag}",  # weak: the same for the compressed body
+            "Cache-Control": "no-cache",
+            "Vary": "Accept-Encoding",
+            **security_headers(request.headers.get("host")),
+        }
         known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
         if file.etag in known or "*" in known:
             return HttpReply(http.HTTPStatus.NOT_MODIFIED, headers=headers)
+        if file.gzipped is not None and _takes_gzip(request.headers.get("accept-encoding", "")):
+            return HttpReply(200, file.gzipped, file.content_type, {**headers, "Content-Encoding": "gzip"})
         return HttpReply(200, file.body, file.content_type, headers)
 
 
 def sign_in_first() -> ProtocolError:
     """Return the error for who has not signed in where one must."""
     return unauthorized("sign in: send your key or token as Authorization: Bearer …")
+
+
+def _takes_gzip(accepted: str) -> bool:
+    """Whether an Accept-Encoding header names gzip, and not to forbid it (RFC 9110, section 12.5.3)."""
+    return any(re.fullmatch(r"\s*gzip\s*(;\s*q\s*=\s*(1|0?\.\d*[1-9]\d*|1\.0*)\s*)?", part) for part in accepted.split(","))
 
 
 def _signed_in(request: HttpRequest) -> User:

@@ -103,6 +103,13 @@ class ChatPage:
         expect(self.answers.last).to_have_attribute("data-status", "completed", timeout=30_000)
         return self.answer.text_content() or ""
 
+    def copied(self) -> str:
+        """Copies the last answer and returns what is on the clipboard; the context must have been granted that."""
+        tools = self.answers.last.locator(".tools")
+        tools.get_by_role("button", name="Copy").click()
+        expect(tools.locator("path[d='M5 13l4 4L19 7']")).to_have_count(1)
+        return self.page.evaluate("navigator.clipboard.readText()")
+
     def new(self) -> None:
         self.page.get_by_role("button", name="New conversation").first.click()
         expect(self.questions).to_have_count(0)

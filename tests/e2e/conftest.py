@@ -47,10 +47,19 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
-@pytest.fixture(scope="module")
+# For all modules: they are processes of their own.
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """40 tokens/s: slow enough to act while an answer streams."""
     server = ServerProcess(tmp_path_factory.mktemp("data"), "--echo-rate", "40", "--echo-ttft", "20").start()
+    yield server
+    assert server.stop() == 0, server.tail()
+
+
+@pytest.fixture(scope="session")
+def fast_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """For tests that look at whole answers."""
+    server = ServerProcess(tmp_path_factory.mktemp("data"), "--echo-rate", "500", "--echo-ttft", "5").start()
     yield server
     assert server.stop() == 0, server.tail()
 

@@ -2,25 +2,24 @@
 
 It speaks the part of the wire that the page uses, keeps everything in memory, and echoes the user's text word by
 word. A turn whose text starts with a word of `SCRIPTS` plays that fault first. Run it by hand to work on the page:
-`python tests/e2e/standin.py 8123`.
+`python -m tests.e2e.standin 8123`.
 """
 
 import asyncio
 import contextlib
 import itertools
 import json
-import mimetypes
 import re
 import sys
 import threading
 from http import HTTPStatus
-from pathlib import Path
 
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
-WEB = Path(__file__).parents[2] / "web"
+from server.gateway.page import Page, security_headers
+
 SNAPSHOT_ITEMS = 100
 SCRIPTS = ("!queue", "!refuse", "!cut", "!final", "!fail", "!silent")
 
@@ -49,6 +48,7 @@ class StandIn:
 
     def __init__(self, word_seconds: float = 0.01) -> None:
         self.word_seconds = word_seconds
+        self.files = Page()
         self.conversations: dict[str, dict] = {}
         self.items: dict[str, list[dict]] = {}
         self.runs: dict[str, Run] = {}
@@ -102,16 +102,12 @@ class StandIn:
     def _page(self, connection: ServerConnection, request: Request) -> Response | None:
         if request.path == "/v1/responses":
             return None
-        file = WEB / (request.path.split("?")[0].lstrip("/") or "index.html")
-        if not file.is_file():
+        file = self.files.get(request.path.split("?")[0])
+        if file is None:
             return connection.respond(HTTPStatus.NOT_FOUND, "no such page\n")
-        body = file.read_bytes()
-        kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
-        headers = Headers({"Content-Type": kind, "Content-Length": str(len(body)), "Connection": "close"})
-        headers["Content-Security-Policy"] = (
-            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'"
-        )
-        return Response(200, "OK", headers, body)
+        headers = Headers({"Content-Type": file.content_type, "Content-Length": str(len(file.body)), "Connection": "close"})
+        headers.update(security_headers(request.headers["Host"]))
+        return Response(200, "OK", headers, file.body)
 
     async def _connection(self, connection: ServerConnection) -> None:
         self.connections.add(connection)

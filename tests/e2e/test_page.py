@@ -31,16 +31,18 @@ def test_a_message_streams_and_completes(server: ServerProcess, open_page: Open)
     expect(chat.stop_button).to_be_hidden()
 
 
-def test_line_ends_and_all_scripts_arrive_unchanged(server: ServerProcess, open_page: Open):
-    chat = open_page(server.url)
+def test_line_ends_and_all_scripts_arrive_unchanged(fast_server: ServerProcess, open_page: Open, context: BrowserContext):
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    chat = open_page(fast_server.url)
     text = "one\ntwo\n\n你好 世界 🫠🥹 龜 👩‍👩‍👧 🇨🇭 नमस्ते"
     chat.input.fill("one")
     chat.input.press("Shift+Enter")
     chat.input.press_sequentially("two")
     expect(chat.input).to_have_value("one\ntwo")
-    answer = chat.ask(text)
-    assert answer == text
+    chat.ask(text)
     assert chat.questions.last.text_content() == text
+    assert chat.answer.inner_text() == text
+    assert chat.copied() == text
 
 
 def test_stop_keeps_the_partial_text_across_a_reload_and_the_next_turn_works(server: ServerProcess, open_page: Open):
@@ -136,22 +138,6 @@ def test_delete_asks_once_and_forgets(server: ServerProcess, open_page: Open):
     expect(chat.page.locator("#welcome")).to_be_visible()
     chat.page.goto(address)
     expect(chat.page.locator("#notice")).to_be_visible()
-
-
-def test_answers_are_inert(server: ServerProcess, open_page: Open):
-    """Markup and links stay characters, and no request leaves (see `open_page`)."""
-    chat = open_page(server.url)
-    hostile = (
-        '<img src=x onerror="window.hit=1"> <script>window.hit=1</script> [x](javascript:window.hit=1) '
-        "![i](http://192.0.2.1/i.png) <svg onload=window.hit=1> <a href='javascript:window.hit=1'>x</a>"
-    )
-    assert chat.ask(hostile) == hostile
-    chat.page.reload()
-    chat.expect_status("completed")
-    assert chat.answer.text_content() == hostile
-    assert chat.page.locator("#messages").locator("img, script, svg, a, iframe").count() == 0
-    assert chat.page.evaluate("window.hit") is None
-    expect(chat.listed.first).to_contain_text("<img")
 
 
 def test_the_conversation_is_there_after_a_server_restart(tmp_path: Path, open_page: Open):

@@ -141,7 +141,7 @@ def test_five_thousand_words_stay_smooth(stand_in: StandIn, open_page: Open):
     )
     chat.input.press("Enter")
     chat.expect_status("completed")
-    assert chat.answer.text_content() == words
+    assert (chat.answer.inner_text()).split() == words.split()
     longest = chat.page.evaluate("window.longest")
     print(f"longest task while 5,000 words streamed: {longest:.0f} ms")
 
