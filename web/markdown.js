@@ -75,7 +75,7 @@ export class Markdown {
   nodes(tokens) {
     const fragment = this.#clean(this.#Parser.parse(tokens, this.#marked.defaults).trim());
     for (const code of fragment.querySelectorAll("pre > code")) {
-      const { figure, pre } = codeBlock(languageOf(code.className), code.textContent ?? "");
+      const { figure, pre } = codeBlock(languageOf(code.className), (code.textContent ?? "").replace(/\n$/, ""));
       this.colour(pre);
       code.parentElement?.replaceWith(figure);
     }

@@ -241,7 +241,8 @@ def sign_in_first() -> ProtocolError:
 
 def _takes_gzip(accepted: str) -> bool:
     """Whether an Accept-Encoding header names gzip, and not to forbid it (RFC 9110, section 12.5.3)."""
-    return any(re.fullmatch(r"\s*gzip\s*(;\s*q\s*=\s*(1|0?\.\d*[1-9]\d*|1\.0*)\s*)?", part) for part in accepted.split(","))
+    named = re.search(r"(?:^|,)\s*gzip\s*(?:;\s*q\s*=\s*([0-9.]+)\s*)?(?:,|$)", accepted)
+    return named is not None and bool((named[1] or "1").strip("0."))
 
 
 def _signed_in(request: HttpRequest) -> User:

@@ -105,7 +105,9 @@ class StandIn:
         file = self.files.get(request.path.split("?")[0])
         if file is None:
             return connection.respond(HTTPStatus.NOT_FOUND, "no such page\n")
-        headers = Headers({"Content-Type": file.content_type, "Content-Length": str(len(file.body)), "Connection": "close"})
+        headers = Headers(
+            {"Content-Type": file.content_type, "Content-Length": str(len(file.body)), "Connection": "close"}
+        )
         headers.update(security_headers(request.headers["Host"]))
         return Response(200, "OK", headers, file.body)
 

@@ -31,7 +31,9 @@ def test_a_message_streams_and_completes(server: ServerProcess, open_page: Open)
     expect(chat.stop_button).to_be_hidden()
 
 
-def test_line_ends_and_all_scripts_arrive_unchanged(fast_server: ServerProcess, open_page: Open, context: BrowserContext):
+def test_line_ends_and_all_scripts_arrive_unchanged(
+    fast_server: ServerProcess, open_page: Open, context: BrowserContext
+):
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     chat = open_page(fast_server.url)
     text = "one\ntwo\n\n你好 世界 🫠🥹 龜 👩‍👩‍👧 🇨🇭 नमस्ते"

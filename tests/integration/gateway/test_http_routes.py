@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import http.client
 from urllib.parse import quote
 
@@ -150,6 +151,19 @@ async def test_page_is_revalidated(gateway):
     (gateway.web / "js" / "app.js").write_text("export const a = 12;")
     changed = await gateway.get("/js/app.js", {"If-None-Match": tag})
     assert (changed.status, changed.body) == (200, b"export const a = 12;")
+
+
+@pytest.mark.parametrize(
+    ("accepted", "encoding"),
+    [("gzip, br", "gzip"), ("br;q=1.0, gzip;q=0.5", "gzip"), ("gzip;q=0", None), ("gzip;q=0.0, *", None), ("br", None)],
+)
+async def test_page_is_compressed_for_whom_it_may(gateway, accepted, encoding):
+    (gateway.web / "js" / "app.js").write_text("export const a = 1;\n" * 100)
+    reply = await gateway.get("/js/app.js", {"Accept-Encoding": accepted})
+    assert (reply.status, reply.headers.get("content-encoding")) == (200, encoding)
+    assert reply.headers["vary"] == "Accept-Encoding"
+    body = gzip.decompress(reply.body) if encoding else reply.body
+    assert body == b"export const a = 1;\n" * 100
 
 
 @pytest.mark.parametrize(
