@@ -1,11 +1,13 @@
-// @ts-check
+// @ts-check — longer than our other files: a turn's whole way, with its versions, in one place.
 /**
  * What a person does on the page, one method each. Talks to the client, writes to the state; no DOM.
  *
  * Nothing typed is lost: from Enter until the server has accepted the turn, the text and its idempotency key lie in
  * the drafts. A refusal, a stop or a reload before that brings the text back, and sending it again makes one turn.
  */
-import { TokenwireError, outputText } from "./client.js";
+import { compose, parse } from "./attachments.js";
+import { TokenwireError, outputText, randomId } from "./client.js";
+import { addVersion, leaveVersion, optionsOf, requestOf, versionsOf, withOptions, withVersions } from "./metadata.js";
 import { canSend, messageFromItem, newMessage, newThread, titleFrom } from "./state.js";
 import { t } from "./words.js";
 
@@ -16,19 +18,29 @@ import { t } from "./words.js";
 /** @typedef {import("./state.js").Thread} Thread */
 /** @typedef {import("./state.js").Message} Message */
 /** @typedef {import("./drafts.js").Drafts} Drafts */
+/** @typedef {import("./attachments.js").Attachment} Attachment */
+/** @typedef {import("./conversations.js").Conversations} Conversations */
+/** @typedef {import("./metadata.js").Options} Options */
+/** @typedef {import("./metadata.js").Version} Version */
 /** @typedef {import("./subscription.js").Subscription} Subscription */
 /**
  * A message of this page's, for as long as its thread is held. `over`: taken back before the server had it. `placed`: the
- * conversation's order is known up to here; what others say goes before turns that are not placed yet.
- * @typedef {{ thread: Thread, text: string, id: string, user: Message, answer: Message, over: boolean, accepted: boolean, placed: boolean }} Turn
+ * conversation's order is known up to here; what others say goes before turns that are not placed yet. `typed`, `files`:
+ * what goes back to the text field when the server refuses it; null: nothing was typed. `previous`, `left`: it is another
+ * version of a turn, and follows what that one followed.
+ * @typedef {{ thread: Thread, text: string, id: string, user: Message, answer: Message, over: boolean, accepted: boolean, placed: boolean,
+ *   typed: string | null, files: Attachment[], previous: string | null, left: Version | null }} Turn
  */
 
-const LIST_PAGE = 30;
+/** Milliseconds between looks at models that are being loaded. */
+const MODELS_AGAIN_MS = 2_000;
 
 export class Chat {
   /** @type {TokenwireClient} */ #client;
   /** @type {ChatState} */ #state;
   /** @type {Drafts} */ #drafts;
+  /** @type {Conversations} */ #conversations;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */ #modelsTimer;
   /** @type {() => number} */ #now;
   /** The stream of each answer being made. @type {WeakMap<Message, ResponseStream>} */ #streams = new WeakMap();
   /** This page's own turns, oldest first. @type {WeakMap<Thread, Turn[]>} */ #turns = new WeakMap();
@@ -39,12 +51,14 @@ export class Chat {
    * @param {TokenwireClient} client
    * @param {ChatState} state
    * @param {Drafts} drafts
+   * @param {Conversations} conversations
    * @param {() => number} [now] Unix seconds
    */
-  constructor(client, state, drafts, now = () => Math.floor(Date.now() / 1000)) {
+  constructor(client, state, drafts, conversations, now = () => Math.floor(Date.now() / 1000)) {
     this.#client = client;
     this.#state = state;
     this.#drafts = drafts;
+    this.#conversations = conversations;
     this.#now = now;
     client.onConnection((connection) => {
       state.setConnection(connection);
@@ -54,46 +68,20 @@ export class Chat {
 
   /** What may have changed while there was no connection. */
   #refresh() {
-    this.refreshList();
-    this.#client.command({ type: "model.list" }).then(
-      ({ data }) => data[0] && this.#state.setModel(data[0].id),
-      () => {}, // only a label: the first answer names the model, too
-    );
+    this.#conversations.refresh();
+    this.refreshModels();
   }
 
-  // ── the list ──
-
-  async refreshList() {
+  /** Asks what models there are; again and again while one of them is being loaded. */
+  async refreshModels() {
+    clearTimeout(this.#modelsTimer);
     try {
-      const page = await this.#client.command({ type: "conversation.list", limit: LIST_PAGE });
-      this.#state.replaceConversations(page.data, page.has_more);
+      const { data } = await this.#client.command({ type: "model.list" });
+      this.#state.setModels(data);
+      if (data.some((/** @type {any} */ { state }) => state === "loading")) this.#modelsTimer = setTimeout(() => this.refreshModels(), MODELS_AGAIN_MS);
     } catch {
-      this.#state.listFailed(); // the list says so itself, with a button to try again
+      // Only for the menu: without it the server's default model answers.
     }
-  }
-
-  async loadMore() {
-    const last = this.#state.conversations.at(-1);
-    try {
-      const page = await this.#client.command({ type: "conversation.list", limit: LIST_PAGE, ...(last && { after: last.id }) });
-      this.#state.addConversations(page.data, page.has_more);
-    } catch {
-      this.#state.listFailed();
-    }
-  }
-
-  /** @param {string} id */
-  async remove(id) {
-    const shown = this.#state.current;
-    try {
-      await this.#client.command({ type: "conversation.delete", conversation: id });
-    } catch (error) {
-      const problem = asProblem(error);
-      if (problem.code !== "conversation_not_found") return this.#state.setProblem(shown, problem);
-    }
-    const thread = this.#state.thread(id);
-    if (this.#state.current === thread) this.open(null);
-    this.#deleted(thread, id);
   }
 
   // ── one conversation ──
@@ -145,8 +133,35 @@ export class Chat {
       case "conversation.deleted":
         return this.#deleted(thread, event.conversation.id);
       default:
-        return this.#onEvent(thread, this.#answerTo(thread, event.response_id), event);
+        return this.#onOthers(thread, event);
     }
+  }
+
+  /** Somebody else's answer. Without a message of its turn it has no input: it only moves the conversation to another branch. @param {Thread} thread @param {WireEvent} event */
+  #onOthers(thread, event) {
+    const { response, response_id: id } = event;
+    const previous = response?.previous_response_id;
+    const hasTurn = thread.messages.some(({ responseId }) => responseId === id);
+    if (event.type === "response.created" && hasTurn && previous) this.#cut(thread, id, previous);
+    const isOver = event.type === "response.completed";
+    if (hasTurn || !(isOver || event.type === "response.created")) return this.#onEvent(thread, this.#answerTo(thread, id), event);
+    if (isOver && previous && previous !== lastTurn(thread.messages)) this.#reload(thread);
+  }
+
+  /** A turn that follows an earlier one: what came between is on another branch. @param {Thread} thread @param {string} id @param {string} previous */
+  #cut(thread, id, previous) {
+    const end = thread.messages.findIndex(({ responseId }) => responseId === id);
+    const start = thread.messages.slice(0, end).findLastIndex(({ responseId }) => responseId === previous) + 1;
+    if (start === 0 && previous !== this.#state.metadataOf(thread).root) return;
+    for (const message of thread.messages.slice(start, end)) this.#state.removeMessage(thread, message);
+  }
+
+  /** Another branch is the conversation's now. @param {Thread} thread */
+  #reload(thread) {
+    if (thread.id === null) return;
+    this.#watched.delete(thread);
+    this.#turns.delete(thread);
+    this.#watch(thread, thread.id);
   }
 
   /** The conversation as it is, with this page's turns where they belong. @param {Thread} thread @param {WireEvent} snapshot */
@@ -169,6 +184,7 @@ export class Chat {
     for (const { user, answer, placed } of turns) if (!placed) messages.push(user, answer);
     this.#state.putConversation(conversation);
     this.#state.setMessages(thread, messages);
+    for (const { response } of responses) if (response.previous_response_id) this.#cut(thread, response.id, response.previous_response_id);
     this.#state.setThreadStatus(thread, "ready");
   }
 
@@ -194,6 +210,11 @@ export class Chat {
     const answer = newMessage("assistant", "", "waiting", responseId);
     this.#state.addMessage(thread, answer, last < 0 ? this.#firstUnplaced(thread) : messages[last + 1]);
     return answer;
+  }
+
+  /** A conversation was deleted here. @param {string} id */
+  gone(id) {
+    this.#deleted(this.#state.thread(id), id);
   }
 
   /** By another tab or device, or by this one. @param {Thread} thread @param {string} id */
@@ -226,16 +247,23 @@ export class Chat {
   /** Sends what is in the text field. */
   send() {
     const thread = this.#state.current;
-    const text = thread.draft;
-    if (!text.trim() || !canSend(thread)) return;
-    const user = newMessage("user", text, "sending");
+    const { draft: typed, files } = thread;
+    if ((!typed.trim() && files.length === 0) || !canSend(thread)) return;
+    const text = compose(files, typed.trim() ? typed : t("summarise"));
+    this.#state.setDraft(thread, "");
+    this.#state.setFiles(thread, []);
+    this.#begin(thread, { text, typed, files, id: this.#drafts.sending(thread.id, text) });
+  }
+
+  /** @param {Thread} thread @param {Pick<Turn, "text" | "typed" | "files" | "id"> & Partial<Turn>} said */
+  #begin(thread, said) {
+    const user = newMessage("user", said.text, "sending");
     const answer = newMessage("assistant", "", "sending");
     user.isOwn = answer.isOwn = true;
     answer.timing = { sent: performance.now(), first: null, last: null, tokens: null };
-    const turn = { thread, text, id: this.#drafts.sending(thread.id, text), user, answer, over: false, accepted: false, placed: false };
+    const turn = { thread, user, answer, over: false, accepted: false, placed: false, previous: null, left: null, ...said };
     this.#turns.set(thread, [...this.#turnsOf(thread), turn]);
     this.#state.setProblem(thread, null);
-    this.#state.setDraft(thread, "");
     this.#state.addMessage(thread, user);
     this.#state.addMessage(thread, answer);
     this.#run(turn).catch((error) => this.#refused(turn, asProblem(error)));
@@ -250,7 +278,10 @@ export class Chat {
   async #run(turn) {
     const conversation = turn.thread.id ?? (await this.#create(turn));
     if (turn.over) return;
-    const request = { conversation, input: turn.text, id: turn.id, truncation: "auto" };
+    const { text: input, id, previous } = turn;
+    const options = requestOf(optionsOf(this.#state.metadataOf(turn.thread)));
+    const task = isForSummary(input) ? { task: "summarize" } : {};
+    const request = { conversation, input, id, truncation: "auto", ...task, ...options, ...(previous && { previous_response_id: previous }) };
     this.#watch(turn.thread, conversation);
     const stream = this.#client.respond(request, (event, { responseId }) => {
       if (!turn.accepted) this.#accepted(turn, responseId);
@@ -262,16 +293,110 @@ export class Chat {
 
   /** @param {Turn} turn @returns {Promise<string>} */
   async #create({ thread, text, id }) {
-    const title = titleFrom(text);
+    const title = titleFrom(parse(text).text);
     // Its key follows from the turn's, so that a repeat after a reload does not leave an empty conversation behind.
     this.#newborn = thread;
-    const create = this.#client.command({ type: "conversation.create", metadata: { title }, id: `${id}.conversation` });
+    const metadata = { ...thread.metadata, title };
+    const create = this.#client.command({ type: "conversation.create", metadata, id: `${id}.conversation` });
     const { conversation } = await create.finally(() => (this.#newborn = null));
     this.#drafts.move(null, conversation.id);
-    this.#state.putConversation({ ...conversation, metadata: { ...conversation.metadata, title } });
+    this.#state.putConversation({ ...conversation, metadata: { ...conversation.metadata, ...metadata } });
     this.#state.adopt(thread, conversation.id);
+    await this.#makeRoot(conversation.id, `${id}.root`);
     return conversation.id;
   }
+
+  /** A response without input or answer before the first turn, so that this one, too, can have other versions. @param {string} conversation @param {string} id */
+  async #makeRoot(conversation, id) {
+    const stream = this.#client.respond({ conversation, generate: false, input: [], id });
+    await stream.done;
+    this.#conversations.update(conversation, (metadata) => ({ ...metadata, root: /** @type {string} */ (stream.responseId) }));
+  }
+
+  /** A conversation from a file. @param {{ metadata: Record<string, string>, items: any[] }} file @returns {Promise<string | null>} */
+  async import(file) {
+    const id = await this.#conversations.create(file);
+    if (id) await this.#makeRoot(id, randomId());
+    return id;
+  }
+
+  /** @param {Options} options of the conversation on screen */
+  setOptions(options) {
+    const { current } = this.#state;
+    if (current.id === null) this.#state.setMetadata(current, withOptions(current.metadata, options));
+    else this.#conversations.update(current.id, (metadata) => withOptions(metadata, options));
+  }
+
+  // ── versions ──
+
+  /** What a turn follows; null where that is not known. @param {Thread} thread @param {string} turn @returns {string | null} */
+  #before(thread, turn) {
+    const start = thread.messages.findIndex(({ responseId }) => responseId === turn);
+    return lastTurn(thread.messages.slice(0, start)) ?? this.#state.metadataOf(thread).root ?? null;
+  }
+
+  /** Whether a message's turn can be said or answered anew. @param {Message} message */
+  canRewrite({ responseId }) {
+    const thread = this.#state.current;
+    return responseId !== null && thread.active === null && thread.messages.some((message) => message.role === "user" && message.responseId === responseId) && this.#before(thread, responseId) !== null;
+  }
+
+  /** Answers a turn once more. @param {Message} answer */
+  regenerate({ responseId }) {
+    const user = this.#state.current.messages.find((message) => message.role === "user" && message.responseId === responseId);
+    if (user) this.#sayAgain(user, user.text, null);
+  }
+
+  /** Says something else in a message's place, with the same files. @param {Message} user @param {string} typed */
+  rewrite(user, typed) {
+    this.#sayAgain(user, compose(parse(user.text).files, typed), typed);
+  }
+
+  /** @param {Message} user @param {string} text @param {string | null} typed */
+  #sayAgain(user, text, typed) {
+    const thread = this.#state.current;
+    const turn = user.responseId;
+    if (turn === null || !this.canRewrite(user)) return;
+    const left = { turn, leaf: lastTurn(thread.messages) ?? turn };
+    const previous = this.#before(thread, turn);
+    const start = thread.messages.findIndex(({ responseId }) => responseId === turn);
+    const gone = thread.messages.slice(start);
+    this.#turns.set(thread, this.#turnsOf(thread).filter((other) => !gone.includes(other.user)));
+    for (const message of gone) this.#state.removeMessage(thread, message);
+    this.#begin(thread, { text, typed, files: [], id: randomId(), previous, left });
+  }
+
+  /** Which version of its turn a message is; null where it is the only one. @param {Message} message */
+  versions({ role, responseId }) {
+    const { current } = this.#state;
+    if (role !== "assistant" || responseId === null || current.id === null) return null;
+    const group = this.#versionsOf(responseId);
+    return group && { index: group.findIndex(({ turn }) => turn === responseId), count: group.length };
+  }
+
+  /** @param {string} turn */
+  #versionsOf(turn) {
+    return versionsOf(this.#state.metadataOf(this.#state.current)).find((group) => group.some((version) => version.turn === turn)) ?? null;
+  }
+
+  /** Goes to another version of a message's turn, and to what was said after it. @param {Message} message @param {-1 | 1} step */
+  async showVersion({ responseId }, step) {
+    const thread = this.#state.current;
+    const group = responseId && this.#versionsOf(responseId);
+    if (!group || thread.id === null || thread.active) return;
+    const target = group[group.findIndex(({ turn }) => turn === responseId) + step];
+    const left = { turn: responseId, leaf: lastTurn(thread.messages) ?? responseId };
+    try {
+      // Nothing is said, but the conversation goes on from there.
+      await this.#client.respond({ conversation: thread.id, previous_response_id: target.leaf, generate: false, input: [] }).done;
+    } catch (error) {
+      return this.#state.setProblem(thread, asProblem(error));
+    }
+    this.#conversations.update(thread.id, (metadata) => withVersions(metadata, leaveVersion(versionsOf(metadata), left)));
+    this.#reload(thread);
+  }
+
+  // ── how a turn goes ──
 
   /** @param {Turn} turn @param {string | null} responseId */
   #accepted(turn, responseId) {
@@ -279,7 +404,11 @@ export class Chat {
     this.#drafts.accepted(turn.thread.id, turn.id);
     turn.answer.responseId = responseId;
     this.#state.update(turn.thread, turn.user, { status: "completed", responseId });
-    if (turn.thread.id) this.#state.touchConversation(turn.thread.id, this.#now());
+    const { id } = turn.thread;
+    if (id === null) return;
+    this.#state.touchConversation(id, this.#now());
+    const { left } = turn;
+    if (left && responseId) this.#conversations.update(id, (metadata) => withVersions(metadata, addVersion(versionsOf(metadata), left, responseId)));
   }
 
   /** Before the server has the turn, its text goes back to the text field; after that, the answer tells what happened. @param {Turn} turn @param {import("./state.js").Problem} problem */
@@ -291,10 +420,17 @@ export class Chat {
     this.#turns.set(thread, this.#turnsOf(thread).filter((other) => other !== turn));
     this.#state.removeMessage(thread, turn.answer);
     this.#state.removeMessage(thread, turn.user);
-    const draft = thread.draft.trim() ? `${turn.text}\n${thread.draft}` : turn.text;
-    this.#state.setDraft(thread, draft);
-    this.#drafts.restore(thread.id, draft, turn.id);
+    if (turn.typed !== null) this.#giveBack(turn, turn.typed);
+    if (turn.left) this.#reload(thread);
     this.#state.setProblem(thread, problem.code === "withdrawn" ? null : problem);
+  }
+
+  /** @param {Turn} turn @param {string} typed */
+  #giveBack({ thread, text, id, files }, typed) {
+    const draft = thread.draft.trim() ? `${typed}\n${thread.draft}` : typed;
+    this.#state.setFiles(thread, [...files, ...thread.files]);
+    this.#state.setDraft(thread, draft);
+    this.#drafts.restore(thread.id, draft, { id, sent: draft === typed ? text : draft });
   }
 
   /** Stops the answer on screen. */
@@ -315,7 +451,7 @@ export class Chat {
         return this.#state.update(thread, answer, { status: "waiting", waiting: event.tokenwire ?? null });
       case "response.created":
       case "response.in_progress":
-        if (event.response?.model) this.#state.setModel(event.response.model);
+        if (event.response?.tokenwire?.summarize) this.#state.update(thread, answer, { summary: event.response.tokenwire.summarize });
         if (answer.text === "") this.#state.update(thread, answer, { status: "waiting", waiting: null });
         return;
       case "response.output_text.delta":
@@ -350,6 +486,17 @@ export class Chat {
     this.#state.update(thread, answer, { status: "failed", waiting: null, problem });
     this.#unwatchIdle();
   }
+}
+
+/** Whether a message is files without a word of one's own: the server may take them part by part. @param {string} text */
+function isForSummary(text) {
+  const said = parse(text);
+  return said.files.length > 0 && said.text === t("summarise");
+}
+
+/** The newest turn that a list of messages has. @param {Message[]} messages @returns {string | null} */
+function lastTurn(messages) {
+  return messages.findLast(({ responseId }) => responseId !== null)?.responseId ?? null;
 }
 
 /** Something of an answer has come. @param {Message} answer */

@@ -383,6 +383,7 @@ export class TokenwireClient {
       command: (/** @type {any} */ command) => this.command(command),
       isNaming: (/** @type {string} */ id) => [...this.#lanes.values()].some((stream) => stream.conversation === id && stream.sent && !stream.responseId),
       isOwn: (/** @type {string} */ id) => this.#own.has(id),
+      isStreaming: (/** @type {string} */ id) => [...this.#lanes.values()].some((stream) => stream.responseId === id),
       readOn: (/** @type {string} */ id, /** @type {number} */ after, /** @type {(event: WireEvent) => void} */ hear) => this.#retrieve(id, after, hear).done,
       newId: this.#options.newId,
     };

@@ -48,9 +48,9 @@ export class Drafts {
     this.#put(conversation, { text: text === sent ? "" : text });
   }
 
-  /** A text that was not accepted is back in the text field. @param {string | null} conversation @param {string} text @param {string} id */
-  restore(conversation, text, id) {
-    this.#put(conversation, { text, id, sent: text });
+  /** A text that was not accepted is back in the text field. `sent`: how it went out. @param {string | null} conversation @param {string} text @param {{ id: string, sent: string }} sending */
+  restore(conversation, text, { id, sent }) {
+    this.#put(conversation, { text, id, sent });
   }
 
   /** The new conversation has got its name. @param {string | null} from @param {string} to */

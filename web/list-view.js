@@ -1,27 +1,34 @@
 // @ts-check
 /** The list of conversations. */
-import { byId, element } from "./dom.js";
+import { byId, element, icon } from "./dom.js";
+import { toggleMenu } from "./menu.js";
 import { titleOf } from "./state.js";
 import { t } from "./words.js";
 
 /** @typedef {import("./state.js").ChatState} ChatState */
 /** @typedef {import("./state.js").Conversation} Conversation */
 
-/** How long the second click of a deletion is waited for. */
-const CONFIRM_MS = 4_000;
+/**
+ * @typedef {object} ListActions
+ * @property {(id: string) => void} open
+ * @property {() => void} loadMore
+ * @property {(text: string) => void} search
+ * @property {(id: string) => import("./menu.js").MenuItem[]} conversationMenu
+ */
 
 export class ListView {
   /** @type {ChatState} */ #state;
-  /** @type {{ open: (id: string) => void, remove: (id: string) => void, loadMore: () => void }} */ #actions;
+  /** @type {ListActions} */ #actions;
   #list;
   #note;
   #more;
+  #search;
   /** Rows by conversation, kept while the list changes around them, so that focus stays. @type {Map<string, HTMLLIElement>} */ #rows = new Map();
 
   /**
    * @param {Document} document
    * @param {ChatState} state
-   * @param {{ open: (id: string) => void, remove: (id: string) => void, loadMore: () => void }} actions
+   * @param {ListActions} actions
    */
   constructor(document, state, actions) {
     this.#state = state;
@@ -29,19 +36,33 @@ export class ListView {
     this.#list = byId(document, "conversations", HTMLOListElement);
     this.#note = byId(document, "list-note", HTMLParagraphElement);
     this.#more = byId(document, "list-more", HTMLButtonElement);
+    this.#search = byId(document, "search", HTMLInputElement);
     this.#more.addEventListener("click", () => actions.loadMore());
+    this.#search.addEventListener("input", () => actions.search(this.#search.value));
+    this.#search.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape" || this.#search.value === "") return;
+      event.stopPropagation();
+      this.#search.value = "";
+      actions.search("");
+    });
+  }
+
+  /** Puts the cursor into the search field. */
+  find() {
+    this.#search.focus();
+    this.#search.select();
   }
 
   render() {
-    const { conversations, current, hasMore, listStatus } = this.#state;
-    const rows = conversations.map((conversation) => this.#row(conversation));
+    const { current, hasMore, listed, listStatus, search } = this.#state;
+    const rows = listed.map((conversation) => this.#row(conversation));
     // Only what moved is touched: replaceChildren would drop the focus.
     rows.forEach((row, index) => {
       if (this.#list.children[index] !== row) this.#list.insertBefore(row, this.#list.children[index] ?? null);
     });
     while (this.#list.children.length > rows.length) this.#list.lastElementChild?.remove();
-    for (const conversation of conversations) this.#update(conversation, conversation.id === current.id);
-    this.#note.textContent = noteFor(listStatus, conversations.length);
+    for (const conversation of listed) this.#update(conversation, conversation.id === current.id);
+    this.#note.textContent = noteFor(listStatus, listed.length, search !== "");
     this.#more.hidden = !(hasMore || listStatus === "failed");
     this.#more.textContent = listStatus === "failed" ? t("tryAgain") : t("more");
   }
@@ -63,36 +84,29 @@ export class ListView {
       event.preventDefault();
       this.#actions.open(id);
     });
-    const remove = element("button", { type: "button", class: "remove" });
-    remove.addEventListener("click", () => this.#askAndRemove(remove, id));
-    remove.addEventListener("blur", () => delete remove.dataset.asking);
-    return element("li", {}, link, remove);
-  }
-
-  /** The first click asks, the second within some seconds deletes. @param {HTMLButtonElement} button @param {string} id */
-  #askAndRemove(button, id) {
-    if (button.dataset.asking) return this.#actions.remove(id);
-    button.dataset.asking = "true";
-    setTimeout(() => delete button.dataset.asking, CONFIRM_MS);
+    const more = element("button", { type: "button", class: "tool", "aria-haspopup": "menu", "aria-expanded": "false" }, icon("more"));
+    more.addEventListener("click", () => toggleMenu(more, this.#actions.conversationMenu(id), this.#state.titleOf(id)));
+    return element("li", {}, link, more);
   }
 
   /** @param {Conversation} conversation @param {boolean} isCurrent */
   #update(conversation, isCurrent) {
     const row = this.#row(conversation);
-    const [link, remove] = /** @type {[HTMLAnchorElement, HTMLButtonElement]} */ (/** @type {unknown} */ (row.children));
+    const [link, more] = /** @type {[HTMLAnchorElement, HTMLButtonElement]} */ (/** @type {unknown} */ (row.children));
     const title = titleOf(conversation);
     if (link.textContent !== title) link.textContent = title;
     link.title = title;
-    remove.setAttribute("aria-label", `Delete “${title}”`);
+    more.setAttribute("aria-label", t("conversationMenu", { title }));
     row.toggleAttribute("data-running", this.#state.isActive(conversation.id) || Boolean(conversation.running_response));
     if (isCurrent) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
 }
 
-/** @param {ChatState["listStatus"]} status @param {number} count */
-function noteFor(status, count) {
+/** @param {ChatState["listStatus"]} status @param {number} count @param {boolean} isSearch */
+function noteFor(status, count, isSearch) {
   if (status === "failed") return t("listFailed");
-  if (status === "loading") return count ? "" : t("listLoading");
-  return count ? "" : t("listEmpty");
+  if (count) return "";
+  if (status === "loading") return t("listLoading");
+  return t(isSearch ? "nothingFound" : "listEmpty");
 }

@@ -1,12 +1,17 @@
 // @ts-check
-/** Puts the page together: client, state, view, and the address bar. */
+/** Puts the page together: client, state, deeds, view, and the address bar. */
 import { Chat } from "./chat.js";
 import { TokenwireClient, randomId } from "./client.js";
+import { Conversations } from "./conversations.js";
 import { Drafts, memoryStorage } from "./drafts.js";
-import { ChatState } from "./state.js";
 import { figuresOf } from "./figures.js";
+import { optionsOf } from "./metadata.js";
+import { Preferences } from "./preferences.js";
+import { SignIn } from "./sign-in.js";
+import { ChatState } from "./state.js";
 import { splitThinking } from "./thinking.js";
 import { View } from "./view.js";
+import { speak, t, translate } from "./words.js";
 
 /** The server's socket beside this page, also when a proxy serves both under a path. */
 function socketUrl() {
@@ -15,10 +20,10 @@ function socketUrl() {
   return url;
 }
 
-/** Per tab, so that two tabs do not write into each other's text field. */
-function draftStorage() {
+/** @param {"localStorage" | "sessionStorage"} kind */
+function storage(kind) {
   try {
-    return window.sessionStorage;
+    return window[kind];
   } catch {
     return memoryStorage(); // the browser forbids storage
   }
@@ -38,28 +43,116 @@ function putInAddress(id, how) {
   else history.replaceState(null, "", url);
 }
 
-const client = new TokenwireClient({ url: socketUrl() });
+const preferences = new Preferences(storage("localStorage"), storage("sessionStorage"));
+const language = preferences.spoken(navigator.languages);
+if (language !== "en") {
+  await speak(language);
+  document.documentElement.lang = language;
+  translate(document);
+}
+
+/** Other tabs of this browser. */
+const tabs = "BroadcastChannel" in window ? new BroadcastChannel("tokenwire") : null;
+const client = new TokenwireClient({ url: socketUrl(), token: preferences.key ?? undefined });
 const state = new ChatState();
-const chat = new Chat(client, state, new Drafts(draftStorage(), randomId));
+const conversations = new Conversations(client, state, {
+  storage: storage("sessionStorage"),
+  gone: (id) => chat.gone(id),
+  changed: () => tabs?.postMessage("list"),
+});
+// Per tab, so that two tabs do not write into each other's text field.
+const chat = new Chat(client, state, new Drafts(storage("sessionStorage"), randomId), conversations);
+const signIn = new SignIn(client, preferences, () => import("./dialogs.js"));
+
+/** @param {string} id @returns {import("./menu.js").MenuItem[]} */
+function conversationMenu(id) {
+  return [
+    { label: t("rename"), action: () => rename(id) },
+    { label: t("exportMarkdown"), action: () => save(id, "md") },
+    { label: t("exportJson"), action: () => save(id, "json") },
+    { label: t("delete"), danger: true, action: () => remove(id) },
+  ];
+}
+
+/** @param {string} id */
+async function rename(id) {
+  const { askTitle } = await import("./dialogs.js");
+  const title = await askTitle(state.titleOf(id));
+  if (title) conversations.rename(id, title);
+}
+
+/** @param {string} id */
+function remove(id) {
+  if (state.current.id === id) open(null);
+  conversations.remove(id);
+}
+
+/** @param {string} id @param {"md" | "json"} suffix */
+async function save(id, suffix) {
+  const { save } = await import("./files.js");
+  const known = state.conversation(id);
+  if (known) save(known, await conversations.items(id), suffix);
+}
+
+async function importFile() {
+  const { choose } = await import("./files.js");
+  const { name, file } = await choose();
+  if (!file) return state.setToast({ text: t("importFailed", { name }) });
+  const id = await chat.import(file);
+  if (id) open(id);
+}
+
+async function showOptions() {
+  const thread = state.current;
+  const { askOptions } = await import("./dialogs.js");
+  const options = await askOptions(optionsOf(state.metadataOf(thread)));
+  if (options && thread === state.current) chat.setOptions(options);
+}
+
+async function showKeys() {
+  (await import("./dialogs.js")).showKeys();
+}
+
+async function showSettings() {
+  const { askSettings } = await import("./dialogs.js");
+  const { theme, language } = preferences;
+  const chosen = await askSettings({ theme, language, isSignedIn: preferences.key !== null, importFile, showKeys, signOut: () => signIn.signOut() });
+  if (!chosen) return;
+  document.documentElement.dataset.theme = preferences.theme = chosen.theme;
+  preferences.language = chosen.language;
+  if (chosen.language !== language) location.reload(); // drafts stay, and answers catch up
+}
+
+/** @param {string | null} id */
+function open(id) {
+  putInAddress(id, "push");
+  chat.open(id);
+}
 
 const view = new View(document, state, {
   send: () => chat.send(),
   stop: () => chat.stop(),
   type: (text) => chat.type(text),
-  open: (id) => {
-    putInAddress(id, "push");
-    chat.open(id);
-  },
-  remove: (id) => chat.remove(id),
-  loadMore: () => (state.listStatus === "failed" ? chat.refreshList() : chat.loadMore()),
+  attach: (files) => state.setFiles(state.current, files),
+  problem: (message) => state.setProblem(state.current, { code: "page", message }),
+  open,
+  loadMore: () => (state.listStatus === "failed" ? conversations.refresh() : conversations.loadMore()),
+  search: (text) => conversations.search(text),
   reconnect: () => client.connect(),
+  conversationMenu,
+  rename,
+  chooseModel: (model) => chat.setOptions({ ...optionsOf(state.metadataOf(state.current)), model }),
+  refreshModels: () => chat.refreshModels(),
+  showOptions,
+  showSettings,
+  showKeys,
   message: {
     textOf: ({ role, text }) => (role === "assistant" ? splitThinking(text).answer : text),
-    canRewrite: () => false,
-    regenerate: () => {},
-    rewrite: () => {},
-    versions: () => null,
-    showVersion: () => {},
+    canRewrite: (message) => chat.canRewrite(message),
+    regenerate: (message) => chat.regenerate(message),
+    rewrite: (message, text) => chat.rewrite(message, text),
+    versions: (message) => chat.versions(message),
+    showVersion: (message, step) => chat.showVersion(message, step),
     figures: ({ timing }) => figuresOf(timing),
   },
 });
@@ -76,16 +169,25 @@ window.addEventListener("hashchange", () => {
 /** Other tabs and devices may have made, renamed or deleted conversations meanwhile. */
 function lookedAt() {
   client.wake();
-  if (state.connection.status === "open") chat.refreshList();
+  if (state.connection.status === "open") conversations.refresh();
 }
 
 window.addEventListener("online", () => client.wake());
+window.addEventListener("pagehide", () => conversations.finishDeletions());
 window.addEventListener("pageshow", (event) => event.persisted && client.wake());
 document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && lookedAt());
+tabs?.addEventListener("message", () => conversations.refresh());
 
 chat.open(conversationInAddress());
 view.start();
+conversations.finishDeletions();
 client.connect();
 
-// What answers look better with comes when the page is on screen. Without it (no set-up for the page) they are plain text.
-requestAnimationFrame(() => setTimeout(() => import("./markdown.js").then(({ loadMarkdown }) => loadMarkdown()).then((markdown) => view.setMarkdown(markdown), () => {})));
+/** What answers look better with comes when the page is on screen. Without it (no set-up for the page) they are plain text. */
+async function loadMarkdown() {
+  const { loadMarkdown } = await import("./markdown.js");
+  await view.setMarkdown(await loadMarkdown());
+  document.documentElement.dataset.markdown = "ready";
+}
+
+requestAnimationFrame(() => setTimeout(() => loadMarkdown().catch(() => (document.documentElement.dataset.markdown = "missing"))));

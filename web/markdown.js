@@ -73,7 +73,9 @@ export class Markdown {
 
   /** Nodes of finished blocks, ready for the page. @param {Token[]} tokens @returns {DocumentFragment} */
   nodes(tokens) {
-    const fragment = this.#clean(this.#Parser.parse(tokens, this.#marked.defaults).trim());
+    const fragment = this.#clean(this.#Parser.parse(tokens, this.#marked.defaults));
+    // Line ends between blocks: they show as nothing, and whether there are any depends on how the text came.
+    for (const node of [...fragment.childNodes]) if (node instanceof Text && node.data.trim() === "") node.remove();
     for (const code of fragment.querySelectorAll("pre > code")) {
       const { figure, pre } = codeBlock(languageOf(code.className), (code.textContent ?? "").replace(/\n$/, ""));
       this.colour(pre);

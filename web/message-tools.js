@@ -1,5 +1,6 @@
 // @ts-check
 /** What can be done with one message: copy, edit, make again, look at another version, see how fast it was. */
+import { parse } from "./attachments.js";
 import { copyText } from "./clipboard.js";
 import { element, icon, iconButton } from "./dom.js";
 import { t } from "./words.js";
@@ -74,7 +75,7 @@ export class MessageTools {
   edit() {
     if (this.#form || this.#edit.hidden) return;
     const field = element("textarea", { rows: "1", "aria-label": t("editMessage") });
-    field.value = this.#message.text;
+    field.value = parse(this.#message.text).text;
     const cancel = element("button", { type: "button", class: "quiet" }, t("cancel"));
     const form = element("form", { class: "edit" }, field, element("div", {}, cancel, element("button", { class: "solid" }, t("send"))));
     cancel.addEventListener("click", () => this.#close());

@@ -3,8 +3,9 @@
  * The messages of the thread on screen. While an answer streams, only its end grows: deltas are gathered and shown once
  * per frame. Answers are plain text until Markdown is loaded, and stay so where it cannot be.
  */
+import { parse } from "./attachments.js";
 import { PlainBody } from "./body.js";
-import { byId, element } from "./dom.js";
+import { byId, element, icon } from "./dom.js";
 import { MessageTools } from "./message-tools.js";
 import { ThinkingSplitter } from "./thinking.js";
 import { t } from "./words.js";
@@ -72,14 +73,14 @@ export class MessagesView {
     const isAnswer = message.role === "assistant";
     const holder = element("div", { class: "body", dir: "auto" });
     const foot = element("p", { class: "foot" });
-    const bar = element("progress", { max: "1", "aria-label": t("loadingModel") });
+    const bar = element("progress", { max: "1", "aria-label": t("progress") });
     const speaker = element("span", { class: "unseen" }, t(isAnswer ? "answerSaid" : "youSaid"));
     const tools = new MessageTools(message, holder, this.#actions);
     const root = element("article", { class: `message ${message.role}` }, speaker, holder, foot, bar, tools.root);
     const shown = { root, holder, foot, bar, tools, body: /** @type {Body} */ (new PlainBody(holder)), splitter: null, thoughts: null, source: "", reasoning: "", isOver: false };
     this.#shown.set(message, shown);
-    if (isAnswer) this.#rewrite(message, shown);
-    else this.#write(shown, message.text);
+    this.#rewrite(message, shown);
+    shown.body.flush(performance.now());
     this.update(message);
     this.#list.insertBefore(root, (before && this.#shown.get(before)?.root) ?? null);
     this.#keepUp();
@@ -121,7 +122,7 @@ export class MessagesView {
     shown.root.dataset.status = message.status;
     shown.foot.textContent = footFor(message);
     shown.foot.hidden = shown.foot.textContent === "";
-    const { progress } = message.waiting ?? {};
+    const progress = isOver ? undefined : progressOf(message);
     shown.bar.hidden = typeof progress !== "number";
     if (typeof progress === "number") shown.bar.value = progress;
     shown.tools.update();
@@ -145,16 +146,31 @@ export class MessagesView {
     this.#keepUp();
   }
 
-  /** @param {Message} message @param {Shown} shown */
+  /** Everything anew, from the message as it is. @param {Message} message @param {Shown} shown */
   #rewrite(message, shown) {
     shown.holder.replaceChildren();
     shown.thoughts?.details.remove();
-    Object.assign(shown, { body: this.#makeBody(shown.holder), splitter: new ThinkingSplitter(), thoughts: null, source: "", reasoning: "" });
-    if (message.role === "user") Object.assign(shown, { body: new PlainBody(shown.holder), splitter: null });
-    this.#write(shown, message.text);
+    const isAnswer = message.role === "assistant";
+    const body = isAnswer ? this.#makeBody(shown.holder) : new PlainBody(shown.holder);
+    Object.assign(shown, { body, splitter: isAnswer ? new ThinkingSplitter() : null, thoughts: null, source: "", reasoning: "" });
+    if (isAnswer) this.#write(shown, message.text);
+    else this.#writeQuestion(shown, message.text);
     this.think(message);
-    if (shown.isOver || !UNFINISHED.has(message.status)) this.#finish(shown);
     shown.isOver = !UNFINISHED.has(message.status);
+    if (shown.isOver) this.#finish(shown);
+  }
+
+  /** What a user said, its files folded. @param {Shown} shown @param {string} text */
+  #writeQuestion(shown, text) {
+    const said = parse(text);
+    const files = said.files.map((file) => {
+      const summary = element("summary", {}, icon("file"), element("span", {}, file.name));
+      return element("details", { class: "attached", "aria-label": t("attachedFile", { name: file.name }) }, summary, element("pre", { tabindex: "0" }, file.text));
+    });
+    shown.root.querySelector(".attachments")?.remove();
+    if (files.length > 0) shown.holder.before(element("div", { class: "attachments" }, ...files));
+    shown.source = text;
+    shown.body.append(said.text);
   }
 
   /** @param {Shown} shown @param {string} text */
@@ -227,8 +243,15 @@ export class MessagesView {
   }
 }
 
+/** From 0 to 1, where it is known. @param {Message} message @returns {number | null | undefined} */
+function progressOf({ summary, waiting }) {
+  return summary ? summary.done / summary.parts : waiting?.progress;
+}
+
 /** @param {Message} message */
 function footFor(message) {
+  const { summary } = message;
+  if (summary && UNFINISHED.has(message.status)) return t("partsDone", { done: summary.done, parts: summary.parts });
   if (message.status === "failed") return message.problem ?? t("answerFailed");
   if (message.role === "user") return message.status === "sending" ? t("sending") : "";
   if (message.status === "waiting") return message.reasoning ? "" : waitingText(message.waiting);

@@ -9,6 +9,8 @@ import { t } from "./words.js";
 /** @typedef {import("./client.js").Waiting} Waiting */
 /** @typedef {{ id: string, created_at: number, updated_at?: number, metadata?: Record<string, string>, title?: string, running_response?: string | null }} Conversation */
 /** @typedef {{ code: string, message: string }} Problem */
+/** What `model.list` tells, as far as a server tells it. @typedef {{ id: string, state?: string, detail?: string | null, progress?: number | null, context_length?: number | null, [key: string]: any }} Model */
+/** A short notice. `ms`: how long it stays; without an action a default. @typedef {{ text: string, action?: string, act?: () => void, ms?: number }} Toast */
 /**
  * `sending`: not accepted yet. `waiting`: accepted, no text yet. `streaming`: text flows. The others are ends.
  * @typedef {"sending" | "waiting" | "streaming" | "completed" | "stopped" | "shortened" | "failed"} MessageStatus
@@ -22,6 +24,7 @@ import { t } from "./words.js";
  * @property {Waiting | null} waiting why it waits, as the server tells it
  * @property {string | null} problem what went wrong, in words
  * @property {string} reasoning the model's thoughts, where the server tells them apart from the text
+ * @property {{ done: number, parts: number } | null} summary how far a long summary is
  * @property {Timing | null} timing how fast it came, where this page saw all of it
  * @property {string | null} responseId the turn that it belongs to, once the server has told it
  * @property {boolean} isOwn whether this page sent the turn, since it was loaded
@@ -35,10 +38,12 @@ import { t } from "./words.js";
  * @property {Message[]} messages
  * @property {Message | null} active the answer that is being made: the first one of them, while others wait behind it
  * @property {string} draft what stands in the text field
+ * @property {import("./attachments.js").Attachment[]} files attached to what stands in the text field
+ * @property {Record<string, string>} metadata of a conversation that is not made yet
  * @property {Problem | null} problem shown next to the text field
  */
 /**
- * @typedef {{ kind: "connection" | "list" | "current" | "model" }
+ * @typedef {{ kind: "connection" | "list" | "current" | "models" | "toast" }
  *   | { kind: "thread" | "messages" | "draft", thread: Thread }
  *   | { kind: "message" | "reasoning" | "removed", thread: Thread, message: Message }
  *   | { kind: "added", thread: Thread, message: Message, before: Message | null }
@@ -72,7 +77,7 @@ export function titleOf(conversation) {
  * @returns {Message}
  */
 export function newMessage(role, text, status, responseId = null) {
-  return { role, text, status, waiting: null, problem: null, reasoning: "", timing: null, responseId, isOwn: false };
+  return { role, text, status, waiting: null, problem: null, reasoning: "", summary: null, timing: null, responseId, isOwn: false };
 }
 
 /**
@@ -97,7 +102,7 @@ export function messageFromItem(item) {
 
 /** @param {string | null} id @returns {Thread} */
 export function newThread(id) {
-  return { id, status: id === null ? "ready" : "loading", messages: [], active: null, draft: "", problem: null };
+  return { id, status: id === null ? "ready" : "loading", messages: [], active: null, draft: "", files: [], metadata: {}, problem: null };
 }
 
 export class ChatState {
@@ -105,8 +110,11 @@ export class ChatState {
   /** Newest first. @type {Conversation[]} */ conversations = [];
   listStatus = /** @type {"loading" | "ready" | "failed"} */ ("loading");
   hasMore = false;
-  /** The model's name, once an answer or the server has told it. */
-  model = "";
+  /** What titles are searched for; empty: all are shown. */
+  search = "";
+  /** Not shown: their deletion can still be taken back. @type {Set<string>} */ #hidden = new Set();
+  /** @type {Model[]} */ models = [];
+  /** @type {Toast | null} */ toast = null;
   /** @type {Thread} the one on screen */ current = newThread(null);
   /** @type {Map<string, Thread>} */ #threads = new Map();
   /** @type {Set<(change: Change) => void>} */ #listeners = new Set();
@@ -128,11 +136,16 @@ export class ChatState {
     this.#tell({ kind: "connection" });
   }
 
-  /** @param {string} model */
-  setModel(model) {
-    if (model === this.model) return;
-    this.model = model;
-    this.#tell({ kind: "model" });
+  /** @param {Model[]} models */
+  setModels(models) {
+    this.models = models;
+    this.#tell({ kind: "models" });
+  }
+
+  /** @param {Toast | null} toast */
+  setToast(toast) {
+    this.toast = toast;
+    this.#tell({ kind: "toast" });
   }
 
   // ── the list ──
@@ -170,6 +183,25 @@ export class ChatState {
     this.#tell({ kind: "list" });
   }
 
+  /** @param {string} search */
+  setSearch(search) {
+    this.search = search.trim().toLocaleLowerCase();
+    this.#tell({ kind: "list" });
+  }
+
+  /** @param {string} id @param {boolean} isHidden */
+  hide(id, isHidden) {
+    if (isHidden) this.#hidden.add(id);
+    else this.#hidden.delete(id);
+    this.#tell({ kind: "list" });
+  }
+
+  /** The conversations to show. */
+  get listed() {
+    const fits = (/** @type {Conversation} */ conversation) => this.search === "" || titleOf(conversation).toLocaleLowerCase().includes(this.search);
+    return this.conversations.filter((conversation) => !this.#hidden.has(conversation.id) && fits(conversation));
+  }
+
   listFailed() {
     this.listStatus = "failed";
     this.#tell({ kind: "list" });
@@ -178,6 +210,16 @@ export class ChatState {
   /** @param {string} id */
   conversation(id) {
     return this.conversations.find((conversation) => conversation.id === id);
+  }
+
+  /** @param {string} id */
+  titleOf(id) {
+    return titleOf(this.conversation(id));
+  }
+
+  /** What is kept with a thread's conversation. @param {Thread} thread @returns {Record<string, string>} */
+  metadataOf({ id, metadata }) {
+    return (id === null ? undefined : this.conversation(id)?.metadata) ?? metadata;
   }
 
   /** @param {Conversation} conversation */
@@ -228,6 +270,18 @@ export class ChatState {
   /** @param {Thread} thread @param {Problem | null} problem */
   setProblem(thread, problem) {
     thread.problem = problem;
+    this.#tell({ kind: "thread", thread });
+  }
+
+  /** @param {Thread} thread @param {import("./attachments.js").Attachment[]} files */
+  setFiles(thread, files) {
+    thread.files = files;
+    this.#tell({ kind: "draft", thread });
+  }
+
+  /** What is kept with a conversation that is not made yet. @param {Thread} thread @param {Record<string, string>} metadata */
+  setMetadata(thread, metadata) {
+    thread.metadata = metadata;
     this.#tell({ kind: "thread", thread });
   }
 

@@ -11,7 +11,8 @@
  * @typedef {object} Host
  * @property {(command: Record<string, any>) => Promise<WireEvent>} command
  * @property {(conversation: string) => boolean} isNaming whether a turn of ours in it was sent and has no response id yet
- * @property {(responseId: string) => boolean} isOwn whether a ResponseStream of ours tells of it
+ * @property {(responseId: string) => boolean} isOwn whether a ResponseStream of ours tells of it, or has told
+ * @property {(responseId: string) => boolean} isStreaming whether one still tells
  * @property {(responseId: string, after: number, listener: (event: WireEvent) => void) => Promise<unknown>} readOn
  * @property {() => string} newId
  */
@@ -155,8 +156,9 @@ export class Subscription {
     /** @type {any[]} */
     const responses = event.responses.filter((/** @type {any} */ { response }) => !this.#host.isOwn(response.id) && !this.#ended.has(response.id));
     const listed = new Set(responses.map(({ response }) => response.id));
-    // A running answer's text comes by its own events, ours by its stream.
-    const streamed = (/** @type {any} */ item) => item.role === "assistant" && (listed.has(item.response_id) || this.#running.has(item.response_id) || this.#host.isOwn(item.response_id));
+    // A running answer's text comes by its own events, ours by its stream; whoever begins to listen has not heard ended streams.
+    const isOurs = this.#isFirst ? this.#host.isStreaming : this.#host.isOwn;
+    const streamed = (/** @type {any} */ item) => item.role === "assistant" && (listed.has(item.response_id) || this.#running.has(item.response_id) || isOurs(item.response_id));
     const items = all.filter((item) => !this.#items.has(item.id) && !streamed(item));
     for (const item of all) this.#items.add(item.id);
     this.#isLive = true;

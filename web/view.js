@@ -1,25 +1,25 @@
 // @ts-check
 /** Shows the state and turns what a person does into actions. All knowledge is in the state; all effects are actions. */
+import { Composer } from "./composer.js";
 import { byId } from "./dom.js";
+import { Header } from "./header.js";
 import { ListView } from "./list-view.js";
 import { MessagesView } from "./messages-view.js";
-import { canSend, titleFrom, titleOf } from "./state.js";
+import { ToastView } from "./toast.js";
 import { t } from "./words.js";
 
 /** @typedef {import("./state.js").ChatState} ChatState */
 /** @typedef {import("./state.js").Change} Change */
 /** @typedef {import("./state.js").Connection} Connection */
 /**
- * @typedef {object} Actions
- * @property {() => void} send
- * @property {() => void} stop
- * @property {(text: string) => void} type
+ * @typedef {object} OwnActions
  * @property {(id: string | null) => void} open
- * @property {(id: string) => void} remove
- * @property {() => void} loadMore
  * @property {() => void} reconnect
+ * @property {() => void} showSettings
+ * @property {() => void} showKeys
  * @property {import("./message-tools.js").MessageActions} message
  */
+/** @typedef {OwnActions & Omit<import("./composer.js").ComposerActions, "editLast"> & import("./list-view.js").ListActions & import("./header.js").HeaderActions} Actions */
 
 /** A connection that is back within this time is not worth a banner. */
 const BANNER_DELAY_MS = 400;
@@ -30,7 +30,9 @@ export class View {
   /** @type {Actions} */ #actions;
   #list;
   #messages;
-  #input;
+  #composer;
+  #header;
+  #toast;
   #ids;
   /** @type {ReturnType<typeof setTimeout> | undefined} */ #bannerTimer;
   /** The sidebar is a drawer there (style.css has the same width). */
@@ -44,16 +46,17 @@ export class View {
   constructor(document, state, actions) {
     this.#document = document;
     this.#state = state;
-    this.#actions = actions;
+    this.#actions = { ...actions, open: (id) => this.#open(id, actions) };
     this.#messages = new MessagesView(document, actions.message);
-    this.#list = new ListView(document, state, { ...actions, open: (id) => this.#open(id) });
-    this.#input = byId(document, "input", HTMLTextAreaElement);
+    this.#list = new ListView(document, state, this.#actions);
+    this.#header = new Header(document, state, this.#actions);
+    this.#toast = new ToastView(document, state);
+    this.#composer = new Composer(document, state, { ...actions, send: () => this.#send(), editLast: () => this.#editLast() });
     const get = (/** @type {string} */ id) => byId(document, id, HTMLElement);
     this.#ids = {
       announcer: get("announcer"), backdrop: get("backdrop"), banner: get("banner"), bannerRetry: get("banner-retry"),
-      bannerText: get("banner-text"), main: get("main"), menu: get("menu"), model: get("model"), notice: get("notice"),
-      problem: get("problem"), sidebar: get("sidebar"), stop: get("stop"), title: get("title"), welcome: get("welcome"),
-      send: byId(document, "send", HTMLButtonElement),
+      bannerText: get("banner-text"), main: get("main"), menu: get("menu"), notice: get("notice"), problem: get("problem"),
+      sidebar: get("sidebar"), welcome: get("welcome"),
     };
   }
 
@@ -63,7 +66,6 @@ export class View {
     this.#drawer(false);
     this.#state.subscribe((change) => this.#changed(change));
     this.#renderCurrent();
-    this.#list.render();
   }
 
   /** Shows answers as Markdown from now on. @param {import("./markdown.js").Markdown} markdown */
@@ -72,32 +74,26 @@ export class View {
   }
 
   #listen() {
-    const { backdrop, bannerRetry, menu, stop } = this.#ids;
+    const { backdrop, bannerRetry, menu } = this.#ids;
     const on = (/** @type {string} */ id, /** @type {() => void} */ action) => byId(this.#document, id, HTMLElement).addEventListener("click", action);
-    byId(this.#document, "composer", HTMLFormElement).addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.#send();
-    });
-    this.#input.addEventListener("input", () => this.#typed());
-    this.#input.addEventListener("keydown", (event) => this.#inputKey(event));
-    this.#document.addEventListener("keydown", (event) => event.key === "Escape" && this.#escape());
-    stop.addEventListener("click", () => this.#stop());
+    this.#document.addEventListener("keydown", (event) => this.#key(event));
     bannerRetry.addEventListener("click", () => this.#actions.reconnect());
     menu.addEventListener("click", () => this.#drawer(true));
     backdrop.addEventListener("click", () => this.#drawer(false));
     on("sidebar-close", () => this.#drawer(false));
-    on("new", () => this.#open(null));
-    on("bar-new", () => this.#open(null));
+    on("new", () => this.#actions.open(null));
+    on("bar-new", () => this.#actions.open(null));
+    on("settings", () => this.#actions.showSettings());
     this.#narrow.addEventListener("change", () => this.#drawer(false));
   }
 
   // ── what a person does ──
 
-  /** @param {string | null} id */
-  #open(id) {
+  /** @param {string | null} id @param {Actions} actions */
+  #open(id, actions) {
     this.#drawer(false);
-    this.#actions.open(id);
-    this.#focusInput();
+    actions.open(id);
+    this.#composer.focus();
   }
 
   #send() {
@@ -105,28 +101,36 @@ export class View {
     this.#actions.send();
   }
 
-  #stop() {
-    this.#actions.stop();
-    this.#input.focus();
+  #editLast() {
+    const last = this.#state.current.messages.findLast(({ role }) => role === "user");
+    if (last) this.#messages.edit(last);
   }
 
-  #typed() {
-    this.#fitInput();
-    this.#actions.type(this.#input.value);
-    this.#renderButtons();
-  }
-
-  /** @param {KeyboardEvent} event */
-  #inputKey(event) {
-    // Enter also ends the choice of a Chinese or Japanese word: that one must not send. Safari tells it by code 229 only.
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return;
+  /** Keys that work everywhere; dialogs and menus keep theirs to themselves. @param {KeyboardEvent} event */
+  #key(event) {
+    if (this.#document.querySelector("dialog[open]")) return;
+    const command = event.ctrlKey || event.metaKey;
+    const key = event.key.toLowerCase();
+    const isTyping = event.target instanceof HTMLTextAreaElement || event.target instanceof HTMLInputElement;
+    const deed =
+      event.key === "Escape" ? () => this.#escape()
+      : command && !event.shiftKey && key === "k" ? () => this.#find()
+      : command && event.shiftKey && key === "o" ? () => this.#actions.open(null)
+      : (command && key === "/") || (event.key === "?" && !isTyping) ? () => this.#actions.showKeys()
+      : null;
+    if (!deed) return;
     event.preventDefault();
-    this.#send();
+    deed();
   }
 
   #escape() {
     if (this.#ids.sidebar.classList.contains("open")) this.#drawer(false);
-    else if (this.#state.current.active) this.#stop();
+    else if (this.#state.current.active) this.#composer.stop();
+  }
+
+  #find() {
+    if (this.#narrow.matches) this.#drawer(true);
+    this.#list.find();
   }
 
   /** @param {boolean} open the drawer of small screens; on wide ones the list always shows */
@@ -142,17 +146,13 @@ export class View {
     else if (wasOpen) menu.focus();
   }
 
-  /** Not on touch screens, where it would bring up the keyboard unasked. */
-  #focusInput() {
-    if (matchMedia("(hover: hover)").matches) this.#input.focus();
-  }
-
   // ── what changed ──
 
   /** @param {Change} change */
   #changed(change) {
     if (change.kind === "connection") return this.#renderConnection();
-    if (change.kind === "model") return this.#renderModel();
+    if (change.kind === "models") return this.#header.render();
+    if (change.kind === "toast") return this.#toast.render();
     if (change.kind === "list") return this.#renderList();
     if (change.kind === "current") return this.#renderCurrent();
     if ("thread" in change && change.thread === this.#state.current) this.#threadChanged(change);
@@ -178,7 +178,7 @@ export class View {
         this.#messages.replace(change.thread.messages);
         return this.#renderThread();
       case "draft":
-        return this.#renderDraft();
+        return this.#composer.render();
       case "thread":
         return this.#renderThread();
     }
@@ -186,15 +186,16 @@ export class View {
 
   #renderCurrent() {
     this.#messages.replace(this.#state.current.messages);
-    this.#renderDraft();
+    this.#composer.render();
     this.#renderThread();
     this.#list.render();
-    this.#focusInput();
+    this.#composer.focus();
   }
 
   #renderList() {
     this.#list.render();
-    this.#renderTitle();
+    this.#header.render();
+    this.#messages.updateTools();
   }
 
   #renderThread() {
@@ -206,45 +207,8 @@ export class View {
     this.#ids.problem.hidden = problem === null;
     this.#ids.problem.textContent = problem?.message ?? "";
     this.#messages.updateTools();
-    this.#renderTitle();
-    this.#renderButtons();
-  }
-
-  #renderTitle() {
-    const { id, messages } = this.#state.current;
-    const known = id === null ? undefined : this.#state.conversation(id);
-    const first = messages[0] ? titleFrom(messages[0].text) : t("newConversation");
-    const title = known ? titleOf(known) : first;
-    this.#ids.title.textContent = title;
-    this.#document.title = id === null ? "Tokenwire" : `${title} · Tokenwire`;
-  }
-
-  #renderButtons() {
-    const { active, draft } = this.#state.current;
-    const canGo = draft.trim() !== "" && canSend(this.#state.current);
-    // One place for both: what was typed goes out also while somebody else is being answered.
-    const stops = active !== null && !canGo;
-    this.#ids.send.hidden = stops;
-    this.#ids.stop.hidden = !stops;
-    this.#ids.send.disabled = !canGo;
-  }
-
-  #renderDraft() {
-    if (this.#input.value !== this.#state.current.draft) this.#input.value = this.#state.current.draft;
-    this.#fitInput();
-    this.#renderButtons();
-  }
-
-  /** Where the browser cannot do it in CSS. */
-  #fitInput() {
-    if (CSS.supports("field-sizing", "content")) return;
-    this.#input.style.height = "auto";
-    this.#input.style.height = `${this.#input.scrollHeight}px`;
-  }
-
-  #renderModel() {
-    this.#ids.model.textContent = this.#state.model;
-    this.#ids.model.hidden = this.#state.model === "";
+    this.#header.render();
+    this.#composer.renderButtons();
   }
 
   #renderConnection() {

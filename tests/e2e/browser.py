@@ -103,12 +103,21 @@ class ChatPage:
         expect(self.answers.last).to_have_attribute("data-status", "completed", timeout=30_000)
         return self.answer.text_content() or ""
 
+    def choose(self, title: str, item: str) -> None:
+        """Chooses from the menu of a listed conversation."""
+        self.page.get_by_role("button", name=f"More for “{title}”").click()
+        self.page.get_by_role("menuitem", name=item).click()
+
     def copied(self) -> str:
         """Copies the last answer and returns what is on the clipboard; the context must have been granted that."""
         tools = self.answers.last.locator(".tools")
         tools.get_by_role("button", name="Copy").click()
         expect(tools.locator("path[d='M5 13l4 4L19 7']")).to_have_count(1)
         return self.page.evaluate("navigator.clipboard.readText()")
+
+    def until_markdown(self) -> None:
+        """Waits for what is loaded when the page is on screen. Not `wait_for_function`: that needs eval."""
+        expect(self.page.locator("html")).to_have_attribute("data-markdown", "ready", timeout=30_000)
 
     def new(self) -> None:
         self.page.get_by_role("button", name="New conversation").first.click()

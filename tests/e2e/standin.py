@@ -21,7 +21,7 @@ from websockets.http11 import Request, Response
 from server.gateway.page import Page, security_headers
 
 SNAPSHOT_ITEMS = 100
-SCRIPTS = ("!queue", "!refuse", "!cut", "!final", "!fail", "!silent")
+SCRIPTS = ("!queue", "!refuse", "!cut", "!final", "!fail", "!silent", "!reason")
 
 
 class Run:
@@ -53,6 +53,7 @@ class StandIn:
         self.items: dict[str, list[dict]] = {}
         self.runs: dict[str, Run] = {}
         self.turns: dict[str, Run] = {}  # by the client's id
+        self.models: list[dict] = [{"id": "stand-in", "object": "model"}]
         self.commands: list[dict] = []  # everything that was received, for assertions
         self.answers: dict[str, dict] = {}
         self.played: set[str] = set()  # scripts that are played only once a turn
@@ -159,7 +160,7 @@ class StandIn:
         return self.answers[command["id"]]
 
     async def _model_list(self, _, command: dict) -> dict:
-        return {"type": "model.listed", "data": [{"id": "stand-in", "object": "model"}]}
+        return {"type": "model.listed", "data": self.models}
 
     async def _conversation_retrieve(self, _, command: dict) -> dict:
         conversation = self.conversations.get(command["conversation"])
@@ -236,7 +237,18 @@ class StandIn:
             "has_more": len(items) > start + limit,
         }
 
+    async def _empty_turn(self, connection: ServerConnection, command: dict) -> None:
+        run = self.turns.setdefault(command["id"], Run(f"resp_{next(self.numbers)}", command["conversation"]))
+        self.runs[run.id] = run
+        response: dict = {"id": run.id, "model": "stand-in", "output": [], "previous_response_id": None}
+        for status in ("created", "completed"):
+            await run.emit(f"response.{status}", response={**response, "status": status})
+        self._spawn(self._follow(connection, run, -1, command.get("stream_id")))
+
     async def _response_create(self, connection: ServerConnection, command: dict) -> dict | None:
+        if command.get("generate") is False:
+            await self._empty_turn(connection, command)
+            return None
         script = command["input"].split()[0]
         if script == "!refuse":
             return error(429, "rate_limit_exceeded", "Too many turns. Try again in 2 seconds.")
@@ -249,6 +261,7 @@ class StandIn:
         if run is None:
             run = self.turns[command["id"]] = Run(f"resp_{next(self.numbers)}", command["conversation"])
             self.runs[run.id] = run
+            script = "!summary" if command.get("task") == "summarize" else script
             self._spawn(self._answer(run, command["input"], script))
         run.listeners.add(connection)
         self._spawn(self._follow(connection, run, -1, command.get("stream_id")))
@@ -293,6 +306,13 @@ class StandIn:
         if script == "!queue":
             await self._queue(run, response)
         await run.emit("response.created", response=response)
+        if script == "!reason":
+            await self._reason(run)
+        if script == "!summary":
+            await run.emit(
+                "response.in_progress", response={**response, "tokenwire": {"summarize": {"parts": 4, "done": 1}}}
+            )
+            await asyncio.sleep(0.5)
         said, item_id = "", run.id.replace("resp_", "msg_")
         for word in re.findall(r"\s*\S+\s*$|\s*\S+", text):
             if run.cancelled:
@@ -324,6 +344,13 @@ class StandIn:
         await asyncio.sleep(0.6)
         await run.emit("response.queued", response=queued, tokenwire={"reason": "model_loading", "progress": 0.4})
         await asyncio.sleep(0.6)
+
+    async def _reason(self, run: Run) -> None:
+        for delta in ("Let me see.", " It is", " a test."):
+            await run.emit(
+                "response.reasoning_text.delta", item_id="rs_1", output_index=0, content_index=0, delta=delta
+            )
+            await asyncio.sleep(0.1)
 
     async def _fail(self, run: Run, response: dict) -> None:
         self.conversations[run.conversation]["running_response"] = None

@@ -128,7 +128,7 @@ def test_answers_are_inert(chat: ChatPage):
 def test_finished_blocks_are_left_alone_while_the_rest_grows(server: ServerProcess, open_page: Open):
     """The very same nodes: what a reader has selected stays selected, and code grows in one text node."""
     chat = open_page(server.url)
-    chat.page.wait_for_function("performance.getEntriesByName(location.origin + '/libraries/purify.js').length")
+    chat.until_markdown()
     lines = "\n".join(f"line{number} of some code" for number in range(20))
     chat.send(
         f"First **paragraph** here.\n\n- item one\n- item two\n\n```js\n{lines}\n```\n\nThe last words are these."

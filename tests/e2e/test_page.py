@@ -1,16 +1,12 @@
 """The chat page against the real server with the echo engine, which answers with the user's own words."""
 
-import os
-import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
-import pytest
-from playwright.sync_api import Browser, BrowserContext, expect
+from playwright.sync_api import BrowserContext, expect
 
 from tests.e2e.browser import ChatPage
-from tests.support.server import ROOT, ServerProcess
+from tests.support.server import ServerProcess
 
 Open = Callable[[str], ChatPage]
 LONG = " ".join(f"word{number}" for number in range(400))
@@ -128,20 +124,6 @@ def test_reopen_from_the_list_and_by_the_back_button(server: ServerProcess, open
     expect(chat.answer).to_have_text("about pears")
 
 
-def test_delete_asks_once_and_forgets(server: ServerProcess, open_page: Open):
-    chat = open_page(server.url)
-    chat.ask("to be deleted")
-    remove = chat.page.get_by_role("button", name="Delete “to be deleted”")
-    remove.click()
-    expect(chat.listed.filter(has_text="to be deleted")).to_have_count(1)
-    address = chat.page.url
-    remove.click()
-    expect(chat.listed.filter(has_text="to be deleted")).to_have_count(0)
-    expect(chat.page.locator("#welcome")).to_be_visible()
-    chat.page.goto(address)
-    expect(chat.page.locator("#notice")).to_be_visible()
-
-
 def test_the_conversation_is_there_after_a_server_restart(tmp_path: Path, open_page: Open):
     """The open page reconnects by itself and goes on."""
     server = ServerProcess(tmp_path, "--echo-rate", "200", "--echo-ttft", "5").start()
@@ -174,52 +156,3 @@ def test_a_refusal_is_shown_in_place_and_the_text_stays(server: ServerProcess, o
     expect(chat.problem).to_be_visible(timeout=20_000)
     assert chat.input.input_value() == too_long
     assert chat.ask("still here") == "still here"
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
-def test_nothing_is_wider_than_the_screen(
-    server: ServerProcess, browser: Browser, *, width: int, height: int, scheme: Literal["light", "dark"]
-):
-    touch = width < 500
-    context = browser.new_context(
-        viewport={"width": width, "height": height}, color_scheme=scheme, has_touch=touch, is_mobile=touch
-    )
-    try:
-        chat = ChatPage(context, server.url)
-        chat.ask("a" * 300 + "\nfits")
-        assert chat.page.evaluate("document.documentElement.scrollWidth") <= width
-        assert chat.page.locator("#scroll").evaluate("box => box.scrollWidth <= box.clientWidth")
-        if touch:
-            chat.page.get_by_role("button", name="Show conversations").click()
-            expect(chat.listed.first).to_be_in_viewport()
-            chat.page.keyboard.press("Escape")
-            expect(chat.page.locator("#sidebar")).not_to_be_in_viewport()
-        assert chat.problems == []
-    finally:
-        context.close()
-
-
-def test_screenshot(context: BrowserContext, tmp_path: Path, open_page: Open):
-    """README's picture; the tracked file changes only when asked, so that a test run leaves the tree clean."""
-    tracked = ROOT / "docs" / "images" / "page.png"
-    path = tracked if os.environ.get("TOKENWIRE_UPDATE_SCREENSHOTS") == "1" else tmp_path / "page.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    server = ServerProcess(tmp_path / "data", "--echo-rate", "300").start()
-    try:
-        chat = open_page(server.url)
-        for title in ("A slow weekend in Lisbon", "Quaternions, for a gardener", "Names for a lighthouse cat"):
-            chat.ask(title)
-            chat.new()
-        chat.ask("What happens when I press Enter?")
-        chat.ask(
-            "Each word is written to Redis first and then sent to you, so an answer survives a lost connection.\n\n"
-            "1. Your message joins the line.\n2. The model answers, word by word.\n"
-            "3. Close the lid, come back: the rest is here."
-        )
-        chat.input.fill("And if the server restarts?")
-        chat.page.mouse.move(700, 400)
-        chat.page.screenshot(path=path)
-        assert re.match(rb"\x89PNG", path.read_bytes())
-    finally:
-        server.stop()

@@ -1,6 +1,7 @@
 """The page under faults that the real server shows seldom, played by the stand-in."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from playwright.sync_api import expect
 
@@ -11,7 +12,10 @@ Open = Callable[[str], ChatPage]
 
 
 def kinds(stand_in: StandIn, kind: str) -> list[dict]:
-    return [command for command in stand_in.commands if command["type"] == kind]
+    """The commands of a type that came, without the empty turns that begin conversations."""
+    return [
+        command for command in stand_in.commands if command["type"] == kind and command.get("generate") is not False
+    ]
 
 
 def quiet(chat: ChatPage) -> None:
@@ -128,22 +132,61 @@ def test_a_failed_answer_keeps_its_text_and_says_why(stand_in: StandIn, open_pag
 
 
 def test_five_thousand_words_stay_smooth(stand_in: StandIn, open_page: Open):
-    """Appending costs the same at the end of a long answer as at its start. The longest task is printed, not judged:
-    it depends on what else this machine does (about 55 ms when idle; a whole re-render per delta would take seconds).
+    """Going on costs the same at the end of a long answer as at its start. The long tasks are printed, not judged: they
+    depend on what else this machine does (a whole re-render per delta would take many seconds).
     """
     stand_in.word_seconds = 0
     chat = open_page(stand_in.url)
-    words = "\n".join(" ".join(f"w{line}x{word}" for word in range(10)) for line in range(500))
+    chat.until_markdown()
+    lists = "\n".join(f"- item{line} {'word ' * 8}" for line in range(100))
+    code = "\n".join(f"value{line} = compute(1, 2, 3, 4)" for line in range(150))
+    prose = "\n\n".join(" ".join(f"w{part}x{word}" for word in range(100)) for part in range(24))
+    one = "\n".join(" ".join(f"o{line}x{word}" for word in range(10)) for line in range(80))
+    words = f"{one}\n\n{lists}\n\n```python\n{code}\n```\n\n{prose}"
     chat.input.fill(words)  # Chromium itself needs a second for that; what is measured begins after it
     chat.page.evaluate(
-        "() => { window.longest = 0; new PerformanceObserver((list) => { for (const entry of list.getEntries())"
-        " window.longest = Math.max(window.longest, entry.duration); }).observe({ entryTypes: ['longtask'] }); }"
+        "() => { window.tasks = []; new PerformanceObserver((list) => { for (const entry of list.getEntries())"
+        " window.tasks.push(entry.duration); }).observe({ entryTypes: ['longtask'] }); }"
     )
     chat.input.press("Enter")
     chat.expect_status("completed")
-    assert (chat.answer.inner_text()).split() == words.split()
-    longest = chat.page.evaluate("window.longest")
-    print(f"longest task while 5,000 words streamed: {longest:.0f} ms")
+    expect(chat.answer.locator("li")).to_have_count(100)
+    assert chat.answer.locator("pre code").text_content() == code
+    assert chat.answer.inner_text().split()[-2400:] == prose.split()
+    tasks = chat.page.evaluate("window.tasks")
+    figures = f"{len(tasks)} long tasks, {sum(tasks):.0f} ms in all, the longest {max(tasks, default=0):.0f} ms"
+    print(f"while {len(words.split()):,} words streamed: {figures}")
+
+
+def test_a_file_without_a_word_is_summarised_and_its_parts_are_counted(
+    stand_in: StandIn, open_page: Open, tmp_path: Path
+):
+    chat = open_page(stand_in.url)
+    file = tmp_path / "book.txt"
+    file.write_text("long ago")
+    chat.page.locator("#file").set_input_files(file)
+    expect(chat.page.locator("#files")).to_contain_text("book.txt")
+    chat.input.press("Enter")
+    expect(chat.answers.last).to_contain_text("1 of 4 parts are summarised")
+    expect(chat.page.get_by_role("progressbar")).to_have_attribute("value", "0.25")
+    chat.expect_status("completed")
+    expect(chat.page.get_by_role("progressbar")).to_have_count(0)
+    chat.page.locator("#file").set_input_files(file)
+    chat.ask("How many words?")
+    first, second = kinds(stand_in, "response.create")
+    assert (first.get("task"), second.get("task")) == ("summarize", None)
+    assert "long ago" in first["input"]
+
+
+def test_thoughts_that_the_server_tells_apart_are_folded(stand_in: StandIn, open_page: Open):
+    chat = open_page(stand_in.url)
+    chat.send("!reason about it")
+    expect(chat.page.get_by_text("Thinking…", exact=True)).to_be_visible()
+    chat.expect_status("completed")
+    expect(chat.answer).to_have_text("!reason about it")
+    expect(chat.answers.last.locator(".thoughts")).to_be_hidden()
+    chat.page.get_by_text("Thoughts", exact=True).click()
+    expect(chat.answers.last.locator(".thoughts")).to_have_text("Let me see. It is a test.")
 
 
 def test_a_long_history_is_read_page_by_page(stand_in: StandIn, open_page: Open):

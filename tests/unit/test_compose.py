@@ -146,7 +146,9 @@ def test_an_image_runs_the_gateway_as_a_user_of_its_own(target):
 
 def test_the_build_context_holds_what_the_images_copy():
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    copied = {name for line in re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE) for name in line.split()}
+    copied = {
+        name for line in re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE) for name in line.split()
+    }
     assert copied <= allowed
 
 

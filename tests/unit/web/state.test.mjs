@@ -57,7 +57,7 @@ test("acceptance clears what was sent and keeps what was typed since", () => {
 
 test("a refused text can be edited without the old one coming back", () => {
   const kept = drafts();
-  kept.restore("c", "hi", kept.sending("c", "hi"));
+  kept.restore("c", "hi", { id: kept.sending("c", "hi"), sent: "hi" });
   kept.set("c", "hi there");
   assert.equal(kept.text("c"), "hi there");
 });

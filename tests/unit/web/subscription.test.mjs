@@ -3,15 +3,16 @@ import assert from "node:assert/strict";
 import { beforeEach, test } from "node:test";
 import { Subscription } from "../../../web/subscription.js";
 
-let told, own, naming, read, pages, subscription;
+let told, own, streaming, naming, read, pages, subscription;
 
 beforeEach(() => {
-  [told, own, naming, read, pages] = [[], new Set(), false, [], []];
+  [told, own, streaming, naming, read, pages] = [[], new Set(), new Set(), false, [], []];
   let ids = 0;
   const host = {
     command: async () => pages.shift(),
     isNaming: () => naming,
     isOwn: (id) => own.has(id),
+    isStreaming: (id) => streaming.has(id),
     readOn: (id, after, listener) => new Promise((resolve, reject) => read.push({ id, after, listener, reject })),
     newId: () => `ask-${++ids}`,
   };
@@ -157,4 +158,11 @@ test("a conversation that is gone rejects at first, and is told as deleted later
   subscription.lost();
   subscription.refused(gone);
   assert.equal(told.at(-1).type, "conversation.deleted");
+});
+
+test("who begins to listen is told our own answers that have ended, and not those that still stream", () => {
+  for (const id of ["resp_1", "resp_2"]) own.add(id);
+  streaming.add("resp_2");
+  snapshot([item("msg_u1", "user", "resp_1"), item("msg_1", "assistant", "resp_1"), item("msg_u2", "user", "resp_2"), item("msg_2", "assistant", "resp_2")]);
+  assert.deepEqual(told[0].items.map(({ id }) => id), ["msg_u1", "msg_1", "msg_u2"]);
 });

@@ -1,0 +1,90 @@
+"""Signing in to the page, against a real server that wants it."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import jwt
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.e2e.browser import ChatPage
+from tests.support.server import ServerProcess
+
+SECRET = "a secret of more than thirty-two characters"
+CONFIG = f"""
+[auth]
+methods = ["jwt"]
+recheck_s = 0.1
+[auth.jwt]
+secret = "{SECRET}"
+leeway_s = 0
+"""
+
+
+def token(user: str, seconds: float = 600) -> str:
+    return jwt.encode({"sub": user, "exp": time.time() + seconds}, SECRET, algorithm="HS256")
+
+
+@pytest.fixture(scope="module")
+def keyed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    server = ServerProcess(tmp_path_factory.mktemp("keyed"), "--echo-rate", "200", config=CONFIG).start()
+    yield server
+    assert server.stop() == 0, server.tail()
+
+
+@pytest.fixture
+def open_keyed(keyed_server: ServerProcess, browser: Browser) -> Iterator[Callable[[], ChatPage]]:
+    """Opens tabs of one browser, without looking at its console: refused sockets are reported there."""
+    context = browser.new_context()
+    yield lambda: ChatPage(context, keyed_server.url)
+    context.close()
+
+
+def sign_in(chat: ChatPage, key: str, *, stays: bool = False) -> None:
+    chat.page.get_by_label("API key").fill(key)
+    chat.page.get_by_label("Stay signed in").set_checked(stays)
+    chat.page.get_by_role("button", name="Sign in").click()
+
+
+def test_a_key_is_asked_for_checked_and_forgotten(open_keyed: Callable[[], ChatPage]):
+    chat = open_keyed()
+    chat.input.fill("typed before")
+    expect(chat.page.get_by_role("dialog")).to_be_visible()
+    chat.page.keyboard.press("Escape")  # there is no way around it
+    expect(chat.page.get_by_role("dialog")).to_be_visible()
+    sign_in(chat, "wrong")
+    expect(chat.page.get_by_role("alert").filter(has_text="does not accept")).to_be_visible()
+    sign_in(chat, token("ann"))
+    expect(chat.page.get_by_role("dialog")).to_have_count(0)
+    expect(chat.input).to_have_value("typed before")
+    chat.input.press("Enter")
+    chat.expect_status("completed")
+    expect(chat.answer).to_have_text("typed before")
+    chat.page.reload()  # this tab stays signed in
+    chat.expect_status("completed")
+    other = open_keyed()
+    expect(other.page.get_by_role("dialog")).to_be_visible()  # another tab does not
+    sign_in(other, token("ann"), stays=True)
+    expect(other.listed).to_have_text(["typed before"])
+    assert token("ann").split(".", maxsplit=1)[0] not in other.page.url
+    # Signing out forgets the key, and nothing of the account is left on screen.
+    other.page.get_by_role("button", name="Settings").click()
+    other.page.get_by_role("button", name="Sign out").click()
+    expect(other.page.get_by_role("dialog")).to_be_visible()
+    expect(other.listed).to_have_count(0)
+    assert other.page.evaluate("Object.keys(localStorage).filter(name => name.includes('key'))") == []
+    # Somebody else sees their own conversations only.
+    sign_in(other, token("bob"))
+    expect(other.page.locator("#list-note")).to_have_text("Nothing here yet.")
+
+
+def test_a_key_whose_time_is_up_is_asked_for_again_and_nothing_is_lost(open_keyed: Callable[[], ChatPage]):
+    chat = open_keyed()
+    sign_in(chat, token("cleo", 4))
+    chat.ask("said in time")
+    chat.input.fill("typed later")
+    expect(chat.page.get_by_role("dialog")).to_be_visible(timeout=15_000)
+    sign_in(chat, token("cleo"))
+    expect(chat.input).to_have_value("typed later")
+    expect(chat.answer).to_have_text("said in time")
+    assert chat.ask("typed later") == "typed later"

@@ -1,0 +1,38 @@
+// @ts-check
+/** One short notice at a time, with something to do about it. */
+import { byId } from "./dom.js";
+
+const STAYS_MS = 6_000;
+
+export class ToastView {
+  #state;
+  #root;
+  #text;
+  #action;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */ #timer;
+
+  /** @param {Document} document @param {import("./state.js").ChatState} state */
+  constructor(document, state) {
+    this.#state = state;
+    this.#root = byId(document, "toast", HTMLElement);
+    this.#text = byId(document, "toast-text", HTMLElement);
+    this.#action = byId(document, "toast-action", HTMLButtonElement);
+    this.#action.addEventListener("click", () => {
+      const act = this.#state.toast?.act;
+      this.#state.setToast(null);
+      act?.();
+    });
+    byId(document, "toast-close", HTMLButtonElement).addEventListener("click", () => this.#state.setToast(null));
+  }
+
+  render() {
+    const { toast } = this.#state;
+    clearTimeout(this.#timer);
+    this.#root.hidden = toast === null;
+    if (!toast) return;
+    this.#text.textContent = toast.text;
+    this.#action.textContent = toast.action ?? "";
+    this.#action.hidden = toast.action === undefined;
+    this.#timer = setTimeout(() => this.#state.setToast(null), toast.ms ?? STAYS_MS);
+  }
+}
