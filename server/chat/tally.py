@@ -106,6 +106,7 @@ class Tally:
         self._metrics.prompt(usage.input_tokens, usage.cached_tokens)
         counts = {
             "end": end,
+            "queued_ms": self._since_begin_ms(self._started_at),
             "input_tokens": usage.input_tokens,
             "cached_tokens": usage.cached_tokens,
             "output_tokens": usage.output_tokens,

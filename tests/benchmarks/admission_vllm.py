@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from server.access.admission import Admission
+from server.chat.generation import Generation
 from server.config import Config
 from server.engine.vllm import VllmEngine
 from server.models.sources import DEFAULT_MODEL, resolve
@@ -39,21 +40,32 @@ class Reader(MemoryClient):
         super().__init__(user)
         self.waits: list[float] = []
         self.gaps: list[float] = []
-        self._asked = 0.0
+        self.ran_s: float | None = None  # the last turn, from when the engine got it
+        self._asked = self._started = 0.0
         self._last: float | None = None
+        self._generation: Generation | None = None
 
     async def ask(self, gateway: Gateway, **fields: object) -> None:
         """One turn, to its end."""
         self._asked, self._last = time.perf_counter(), None
         self.frames.clear()
-        await gateway.create(self, **fields)
+        self._generation = await gateway.create(self, **fields)
         await self.until("response.incomplete")
+
+    def cancel(self) -> None:
+        """Stop the turn; harmless when it has ended."""
+        if self._generation is not None:
+            self._generation.cancel()
 
     def send(self, frame: bytes) -> None:
         super().send(frame)
-        if self.frames[-1]["type"] != "response.output_text.delta":
+        now, kind = time.perf_counter(), self.frames[-1]["type"]
+        if kind == "response.in_progress":
+            self._started = now
+        elif kind == "response.incomplete":
+            self.ran_s = now - self._started
+        if kind != "response.output_text.delta":
             return
-        now = time.perf_counter()
         if self._last is None:
             self.waits.append(now - self._asked)
         else:
@@ -122,29 +134,28 @@ async def documents(world: World) -> dict[str, float]:
     }
 
 
-async def flood(world: World) -> dict[str, float]:
-    """How long the quiet user waits, also in times that one of the flood's turns takes alone in its place."""
+async def flood(world: World, turns: int = FLOOD, tokens: int = FLOOD_TOKENS) -> dict[str, float]:
+    """How long the quiet user waits: in seconds, in turns of the flood that ended before, in times that one takes."""
     gateway = world.gateway
-    noisy = [Reader("flood") for _ in range(FLOOD)]
+    noisy = [Reader("flood") for _ in range(turns)]
     tasks = [
-        asyncio.create_task(
-            reader.ask(gateway, input=f"Tell {number}", max_output_tokens=FLOOD_TOKENS, ignore_eos=True)
-        )
+        asyncio.create_task(reader.ask(gateway, input=f"Tell {number}", max_output_tokens=tokens, ignore_eos=True))
         for number, reader in enumerate(noisy)
     ]
     await until(lambda: sum(bool(reader.waits) for reader in noisy) >= FLOOD_PLACES)
     ended_before = sum(task.done() for task in tasks)
-    began = time.perf_counter()
     quiet = Reader("quiet")
-    asking = asyncio.create_task(quiet.ask(gateway, input="Hello", max_output_tokens=4, ignore_eos=True))
+    asking = asyncio.create_task(quiet.ask(gateway, input="Hello", max_output_tokens=2, ignore_eos=True))
     while not quiet.waits:  # noqa: ASYNC110 nothing tells of it
         await asyncio.sleep(0.01)
-    turns = sum(task.done() for task in tasks) - ended_before
-    wait = quiet.waits[0]
+    ended = sum(task.done() for task in tasks) - ended_before
     await asking
+    services = [reader.ran_s for reader in noisy if reader.ran_s is not None]
+    for reader in noisy:
+        reader.cancel()
     await asyncio.gather(*tasks)
-    service = (time.perf_counter() - began) / ((FLOOD - ended_before) / FLOOD_PLACES)
-    return {"first_s": wait, "service_times": wait / service, "turns_before": turns}
+    service = sum(services) / len(services)
+    return {"first_s": quiet.waits[0], "service_times": quiet.waits[0] / service, "turns_before": ended}
 
 
 RUNS: dict[str, tuple[int, Callable[[World], Awaitable[dict[str, float]]]]] = {

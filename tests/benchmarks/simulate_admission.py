@@ -64,9 +64,7 @@ class FifoTicket:
         """Take no notice."""
 
     def release(self) -> None:
-        """Only ever called of those who were let in, once."""
-        self._door.running -= 1
-        self._door.let_in()
+        self._door.leave(self)
 
 
 class Fifo:
@@ -82,6 +80,13 @@ class Fifo:
         self._waiting.append(ticket)
         self.let_in()
         return ticket
+
+    def leave(self, ticket: FifoTicket) -> None:
+        if ticket.is_admitted:
+            self.running -= 1
+        else:
+            self._waiting.remove(ticket)
+        self.let_in()
 
     def let_in(self) -> None:
         while self._waiting and self.running < self._capacity:
