@@ -103,7 +103,6 @@ class Admission:
         self._clock = clock
         self._admitted: set[Ticket] = set()
         self._waiting: dict[Entry, Ticket] = {}
-        self._moved: set[Ticket] = set()  # their holders do not know yet
         self._background = 0  # admitted tickets that are not interactive
         self._service_s: float | None = None  # how long a turn holds its place, on average
         self._telling: asyncio.TimerHandle | None = None
@@ -135,9 +134,8 @@ class Admission:
         self.check_room(demand)
         ticket.entry = self._queue.push(demand, now)
         self._waiting[ticket.entry] = ticket
+        ticket.position = self._queue.position(ticket.entry)
         self._show()
-        self._number()
-        self._moved.discard(ticket)
         self._tell_soon()
         return ticket
 
@@ -163,7 +161,6 @@ class Admission:
             self._note_service(self._clock() - (ticket.admitted_at or 0))
         elif ticket.entry in self._waiting:
             del self._waiting[ticket.entry]
-            self._moved.discard(ticket)
             self._queue.remove(ticket.entry)
         else:
             return
@@ -200,7 +197,8 @@ class Admission:
     def _charge(self, ticket: Ticket, tokens: int) -> None:
         if ticket in self._admitted:
             self._queue.charge(ticket.demand, OUTPUT_WEIGHT * tokens)
-        if self._concurrency.look(self._clock(), self._load()):
+        now = self._clock()
+        if now >= self._concurrency.due_at and self._concurrency.look(now, self._load()):
             self._show()
             self._let_in()
 
@@ -227,7 +225,6 @@ class Admission:
         self._background += ticket.demand.service_class is not ServiceClass.INTERACTIVE
         ticket.admitted_at = now
         ticket.position = 0
-        self._moved.discard(ticket)
         ticket.changed.set()
         if self._metrics is not None:
             self._metrics.admitted(ticket.demand.service_class, now - ticket.entered_at)
@@ -237,24 +234,18 @@ class Admission:
         old = seconds if self._service_s is None else self._service_s
         self._service_s = old + SERVICE_WEIGHT * (seconds - old)
 
-    def _number(self) -> None:
-        """Give those who wait their positions."""
-        for position, entry in enumerate(self._queue.order(), start=1):
-            ticket = self._waiting[entry]
-            if ticket.position != position:
-                ticket.position = position
-                self._moved.add(ticket)
-
     def _tell_soon(self) -> None:
         if self._telling is None and self._waiting:
             self._telling = asyncio.get_running_loop().call_later(TELL_S, self._tell)
 
     def _tell(self) -> None:
+        """Give those who wait their positions."""
         self._telling = None
-        self._number()
-        for ticket in self._moved:
-            ticket.changed.set()
-        self._moved.clear()
+        for position, entry in enumerate(self._queue.order(), start=1):
+            ticket = self._waiting[entry]
+            if ticket.position != position:
+                ticket.position = position
+                ticket.changed.set()
 
     def _show(self) -> None:
         if self._metrics is not None:

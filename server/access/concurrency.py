@@ -82,7 +82,7 @@ class Concurrency:
         self.first_tokens = Signal(first_token_bound_s)
         self._floor = floor
         self._is_fixed = is_fixed
-        self._window_ends: float | None = None
+        self.due_at = 0.0  # before this, `look` does nothing: callers for each token need not ask
         self._settled_at = 0.0
         self._capacity = self.limit = capacity
         self._background = FIRST_BACKGROUND
@@ -115,11 +115,12 @@ class Concurrency:
            whom they could disturb.
         5. Not slow, and turns wait because of a limit: a tenth more in all, at least one.
         """
-        if self._window_ends is None:
-            self._window_ends = now + WINDOW_S
-        if now < self._window_ends or self._is_fixed:
+        if now < self.due_at or self._is_fixed:
+            return False  # 1
+        is_first = not self.due_at
+        self.due_at = now + WINDOW_S
+        if is_first:
             return False
-        self._window_ends = now + WINDOW_S
         is_calm = load.running <= self._floor and not load.background_running
         is_slow = [signal.close_window(is_calm=is_calm) for signal in (self.gaps, self.first_tokens)]
         if now < self._settled_at:

@@ -11,11 +11,11 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import itemgetter
 from typing import Final
 
 OUTPUT_WEIGHT: Final = 2  # what a token of an answer counts against one of a prompt; the paper's value
@@ -55,6 +55,10 @@ class Entry:
     number: int
 
 
+_Place = tuple[float, int, int]
+_PLACE: Final = itemgetter(0)
+
+
 @dataclass(slots=True)
 class _Lane:
     """One class. served: tokens by user. picked: the counter of the user picked last, before that was charged."""
@@ -66,9 +70,18 @@ class _Lane:
     picked: float = 0.0
     unserved_since: float = 0.0  # when it last got a place, or began to wait
 
-    def key(self, user: str) -> tuple[float, int, int]:
+    def key(self, user: str) -> _Place:
         """The smallest goes first: least served, then least running, then first come."""
         return self.served[user], self.running.get(user, 0), self.waiting[user][0].number
+
+    def places(self) -> Iterator[tuple[_Place, Entry]]:
+        """Yield those that wait with what `key` will be when each is the first of its user."""
+        for user, entries in self.waiting.items():
+            served, running = self.served[user], self.running.get(user, 0)
+            for entry in entries:
+                yield (served, running, entry.number), entry
+                served += max(1, entry.demand.tokens)
+                running += 1
 
     def forget_idle(self, user: str) -> None:
         """Drop a user who neither waits nor runs and has no more than a newcomer would get."""
@@ -182,16 +195,16 @@ class FairQueue:
         What answers will cost is not known, so it is about right. Ageing is left out.
         """
         for lane in self._lanes.values():
-            heads = [(lane.key(user), 0, user) for user in lane.waiting]
-            heapq.heapify(heads)
-            while heads:
-                (served, running, _), index, user = heapq.heappop(heads)
-                entries = lane.waiting[user]
-                yield entries[index]
-                if index + 1 < len(entries):
-                    cost = max(1, entries[index].demand.tokens)
-                    key = (served + cost, running + 1, entries[index + 1].number)
-                    heapq.heappush(heads, (key, index + 1, user))
+            for _, entry in sorted(lane.places(), key=_PLACE):
+                yield entry
+
+    def position(self, entry: Entry) -> int:
+        """Return where one stands in that order, from 1; quicker than the whole order."""
+        name = entry.demand.service_class
+        places = list(self._lanes[name].places())
+        own = next(place for place, other in places if other is entry)
+        before = sum(lane.length for other, lane in self._lanes.items() if other.rank < name.rank)
+        return before + sum(place <= own for place, _ in places)
 
     def _urgency(self, name: ServiceClass, now: float) -> tuple[float, float]:
         """The smallest goes first; of two that have come to the same step, the one that got nothing for longer."""

@@ -197,7 +197,9 @@ class FairQueueMachine(RuleBasedStateMachine):
     def agrees(self) -> None:
         assert len(self.queue) == len(self.waiting)
         assert self.queue.tokens == sum(entry.demand.tokens for entry in self.waiting)
-        assert set(self.queue.order()) == set(self.waiting)
+        order = list(self.queue.order())
+        assert set(order) == set(self.waiting)
+        assert [self.queue.position(entry) for entry in order] == list(range(1, len(order) + 1))
         for name in ServiceClass:
             assert self.queue.waiting(name) == sum(entry.demand.service_class is name for entry in self.waiting)
         for user in "abcd":
