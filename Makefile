@@ -5,6 +5,7 @@
 #   make lint types                                  ruff; mypy --strict, and tsc on the page's JSDoc types
 #   make chaos [SEED=] [MINUTES=]                    kill, stop and cut things for so long; says whether every promise held
 #   make interop [ARGS="--only codex"]               clients of others, each in its own environment; prints a table
+#   make audit                                       what is installed, against PyPI's list of known faults
 #   make bench                                       measure this machine
 #   make simulate [SEED=]                            admission beside first come first served, on a simulated engine
 #   make clean                                       remove what was made here (not the model cache)
@@ -20,7 +21,7 @@ PY := .venv/bin/python
 CHECKED := protocol server tests examples
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test test-unit lint types chaos interop bench simulate clean
+.PHONY: help setup setup-dev serve test test-unit lint types chaos interop bench simulate audit clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -61,6 +62,9 @@ bench: setup-dev
 
 simulate: setup-dev
 	@$(PY) -m tests.benchmarks.simulate_admission $(if $(SEED),--seed "$(SEED)")
+
+audit: setup-dev
+	@scripts/audit.sh
 
 clean:
 	rm -rf .venv .venv.lock .tools build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis test-results

@@ -299,6 +299,8 @@ class OpenAIEngine:
         }
         if self._counts_always:
             body["stream_options"]["continuous_usage_stats"] = True
+        if request.cache_salt:
+            body["cache_salt"] = request.cache_salt  # vLLM's word; others pass it over
         body |= given(sampling)  # servers other than vLLM take those of its names that they know
         if self._is_estimated and sampling.max_tokens >= self.context_length - prompt.token_count:
             del body["max_tokens"]  # all the room that we think there is: the server knows better

@@ -143,7 +143,8 @@ async def test_a_server_without_anything_of_vllm_is_enough() -> None:
         await engine.check_health()
         prompt = await engine.render(user("a" * 41))
         chunks = await answer(engine, 50 - prompt.token_count, "a" * 41)
-        request = GenerationRequest("r", prompt, Sampling(5, temperature=0.0, top_k=0, stop=("x",)))
+        sampling = Sampling(5, temperature=0.0, top_k=0, stop=("x",))
+        request = GenerationRequest("r", prompt, sampling, cache_salt="acme")
         [chunk async for chunk in engine.generate(request)]
     assert prompt.token_count == 15
     assert "".join(chunk.text for chunk in chunks) == "Hello"
@@ -153,6 +154,7 @@ async def test_a_server_without_anything_of_vllm_is_enough() -> None:
     told = {name: bodies[1][name] for name in ("max_tokens", "temperature", "top_k", "stop")}
     assert told == {"max_tokens": 5, "temperature": 0.0, "top_k": 0, "stop": ["x"]}
     assert "ignore_eos" not in bodies[1]
+    assert [body.get("cache_salt") for body in bodies[:2]] == [None, "acme"]
 
 
 async def test_before_the_first_token_a_busy_server_is_asked_again() -> None:
