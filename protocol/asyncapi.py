@@ -17,6 +17,7 @@ import orjson
 from protocol.commands import COMMANDS, Command, ConversationCreate, ResponseCreate
 from protocol.items import MAX_INPUT_ITEMS
 from protocol.messages import SERVER_MESSAGES
+from protocol.options import MAX_TOOLS, MAX_TOP_LOGPROBS
 
 DOCUMENT: Final = Path(__file__).parents[1] / "docs" / "asyncapi.json"
 
@@ -25,13 +26,22 @@ _INPUT: Final = {
     "description": "What is said: text, or items; protocol/README.md, response.create.",
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "maxItems": MAX_INPUT_ITEMS}],
 }
+_OPTIONS: Final[dict[str, Any]] = {
+    "tools": {"type": ["array", "null"], "items": {"type": "object"}, "maxItems": MAX_TOOLS},
+    "tool_choice": {"type": ["string", "object", "null"]},
+    "parallel_tool_calls": {"type": ["boolean", "null"]},
+    "text": {"type": ["object", "null"]},
+    "reasoning": {"type": ["object", "null"]},
+    "top_logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_TOP_LOGPROBS},
+    "include": {},
+}
 # What is read by hand (parse_input and the like) and not by msgspec: it has no type of its own.
 _BY_HAND: Final[dict[type[Command], dict[str, Any]]] = {
-    ResponseCreate: {"input": _INPUT},
+    ResponseCreate: {"input": _INPUT, **_OPTIONS},
     ConversationCreate: {"items": {"type": "array", "items": {"type": "object"}, "maxItems": MAX_INPUT_ITEMS}},
 }
 _LEFT_OUT: Final = frozenset({"title", "discriminator"})  # a discriminator is an object in msgspec's, OpenAPI's way
-_OURS: Final = frozenset({"messages", "plain"})  # made by the parser, not sent
+_OURS: Final = frozenset({"messages", "options", "plain"})  # made by the parser, not sent
 
 
 def document() -> dict[str, Any]:

@@ -36,7 +36,8 @@ from protocol.fields import (
     TopK,
     TopP,
 )
-from protocol.items import Message, json_type, parse_input
+from protocol.items import Message, json_type, parse_input, unknown_call
+from protocol.options import PLAIN, Options, parse_options
 from protocol.unsupported import check_supported
 
 MAX_PAGE: Final = 1000  # rows in one list answer
@@ -91,7 +92,8 @@ class ConversationRef(msgspec.Struct, frozen=True):
 class ResponseCreate(SamplingFields, frozen=True, kw_only=True):
     """`response.create`: the POST /v1/responses body, flat.
 
-    messages: `input`, parsed. plain: typed as bare text, so it continues the connection's own conversation.
+    messages: `input`, parsed. options: tools, forms and more, parsed. plain: typed as bare text, so it continues the
+    connection's own conversation.
     """
 
     TYPE: ClassVar[str] = "response.create"
@@ -107,6 +109,7 @@ class ResponseCreate(SamplingFields, frozen=True, kw_only=True):
     service_tier: str | None = None
     task: Literal["summarize"] | None = None
     messages: tuple[Message, ...] = ()
+    options: Options = PLAIN
     plain: bool = False
 
     @property
@@ -311,8 +314,8 @@ COMMANDS: Final[dict[str, type[Command]]] = {
         SessionUpdate,
     )
 }
-# Fields of ours that no client sets: `messages` comes out of `input` or `items`.
-_OURS: Final = frozenset({"messages", "plain"})
+# Fields of ours that no client sets: `messages` comes out of `input` or `items`, `options` out of `tools` and others.
+_OURS: Final = frozenset({"messages", "options", "plain"})
 _STREAM_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _WHITE_SPACE: Final = b" \t\r\n"  # JSON's (RFC 8259, section 2)
@@ -376,7 +379,8 @@ def _build(kind: type[Command], fields: dict[str, Any]) -> Command:
         case ResponseCreate():
             check_supported(fields)
             _check_together(command)
-            return msgspec.structs.replace(command, messages=_input_of(command, fields))
+            options = parse_options(fields)
+            return msgspec.structs.replace(command, messages=_input_of(command, fields), options=options)
         case ConversationCreate() if fields.get("items") is not None:
             return msgspec.structs.replace(command, messages=parse_input(fields["items"], param="items"))
         case _:
@@ -388,14 +392,32 @@ def _input_of(command: ResponseCreate, fields: dict[str, Any]) -> tuple[Message,
     messages = () if value is None else parse_input(value)
     if command.task is not None and command.generate is not False and all(m.role == "system" for m in messages):
         raise ProtocolError("invalid_request", "input is required: the text to summarize", param="input")
-    if not messages and command.generate is not False:
+    if all(message.reasoning for message in messages) and command.generate is not False:
         hint = "; 'messages' is Chat Completions' name for it" if "messages" in fields else ""
         raise ProtocolError(
             "invalid_request",
             f"input is required: a string with some text, or a list with at least one message{hint}",
             param="input",
         )
+    if command.conversation is None and command.previous_response_id is None:
+        _check_calls(messages, value)
     return messages
+
+
+def _check_calls(messages: tuple[Message, ...], items: Any) -> None:
+    """Refuse the output of a call that was never made. Where something was said before, the store has to be asked."""
+    unknown = unknown_call(messages)
+    if unknown is None:
+        return
+    outputs = (index for index, item in enumerate(items) if item.get("type") == "function_call_output")
+    index = next(index for index in outputs if items[index]["call_id"] == unknown)
+    raise no_such_call(unknown, f"input[{index}].call_id")
+
+
+def no_such_call(call_id: str, param: str = "input") -> ProtocolError:
+    """Return the error for a `function_call_output` that belongs to nothing."""
+    text = f"there is no function_call with the call_id '{excerpt(call_id)}' before its output"
+    return ProtocolError("invalid_request", text, param=param)
 
 
 def _check_together(command: ResponseCreate) -> None:

@@ -3,26 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, Literal
 
 import msgspec
 
-from protocol.codec import encode
+from protocol.codec import decode_object, encode
 from protocol.commands import Command
 from protocol.errors import ProtocolError
 
-DELTA_TYPE: Final = "response.output_text.delta"
+DeltaType = Literal[
+    "response.output_text.delta", "response.reasoning_text.delta", "response.function_call_arguments.delta"
+]
+TEXT_DELTA: Final = "response.output_text.delta"
+REASONING_DELTA: Final = "response.reasoning_text.delta"
+ARGUMENTS_DELTA: Final = "response.function_call_arguments.delta"
+DELTA_TYPES: Final = frozenset({TEXT_DELTA, REASONING_DELTA, ARGUMENTS_DELTA})
+
+
+class Part(msgspec.Struct, frozen=True, gc=False):
+    """What a delta adds to: the one part of an item that grows. content_index is always 0, where there is one."""
+
+    type: DeltaType
+    item_id: str
+    output_index: int = 0
+
+
+class Written(msgspec.Struct, frozen=True, gc=False):
+    """What a model has written, markup and all, where the answer's items do not show it as it was.
+
+    token_ids: its tokens, where the engine knows them.
+    """
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+
+
+NOTHING_WRITTEN: Final = Written()
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
     """One event of a response, encoded once for every subscriber and for the journal.
 
-    delta: the text it adds where it is a text delta, so that neighbours can be merged; else None.
+    delta, part: the text it adds where it is a delta, and what to, so that neighbours can be merged; else None.
+    written: what the model wrote for this event and those since the last one with a `written`, where the answer is
+    read by a parser; else None. Only the journal has it.
     """
 
     sequence_number: int
     data: bytes
     delta: str | None = None
+    part: Part | None = None
+    written: Written | None = None
+
+    @property
+    def text(self) -> str:
+        """What the event adds to the answer's own text: neither thoughts nor arguments."""
+        return self.delta or "" if self.part is not None and self.part.type == TEXT_DELTA else ""
+
+    @property
+    def journaled(self) -> bytes:
+        """Return the event as the journal keeps it: what is not for clients stands behind a line end."""
+        return self.data if self.written is None else self.data + b"\n" + encode(msgspec.to_builtins(self.written))
+
+
+def unjournaled(data: bytes) -> bytes:
+    """Return a journaled event as clients get it."""
+    return data.partition(b"\n")[0]
+
+
+def event_from_journal(number: int, data: bytes) -> Event:
+    """Return a journaled event; deltas can be merged again."""
+    shown, _, hidden = data.partition(b"\n")
+    written = msgspec.json.decode(hidden, type=Written) if hidden else None
+    body = decode_object(shown)
+    if body["type"] not in DELTA_TYPES:
+        return Event(number, shown, written=written)
+    return Event(number, shown, body["delta"], Part(body["type"], body["item_id"], body["output_index"]), written)
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
@@ -31,13 +88,14 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    reasoning_tokens: int = 0
 
     def as_wire(self) -> dict[str, Any]:
         return {
             "input_tokens": self.input_tokens,
             "input_tokens_details": {"cached_tokens": self.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": self.output_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
             "total_tokens": self.input_tokens + self.output_tokens,
         }
 
@@ -82,26 +140,27 @@ def steer_failed(command: Command) -> bytes:
     return answer("response.steer.failed", command, status=error.status, error=inner)
 
 
-def merge_deltas(events: Sequence[Event], template: tuple[bytes, bytes]) -> Event:
-    """Join neighbouring text deltas of one part into one event with the last one's number.
-
-    template: what stands before the number and between number and text (`ResponseStream.delta_template`).
-    """
-    text = "".join(event.delta or "" for event in events)
-    return delta_event(template, events[-1].sequence_number, text)
+def merge_deltas(events: Sequence[Event]) -> Event:
+    """Join neighbouring deltas of one part into one event with the last one's number."""
+    part = events[-1].part
+    assert part is not None
+    return delta_event(part, events[-1].sequence_number, "".join(event.delta or "" for event in events))
 
 
-def delta_event(template: tuple[bytes, bytes], sequence_number: int, text: str) -> Event:
-    """Return a text delta; built by hand around one encoded string, since this is the hot path."""
-    data = b"%b%d%b%b%b" % (template[0], sequence_number, template[1], encode(text), b',"logprobs":[]}')
-    return Event(sequence_number, data, text)
+def delta_event(part: Part, sequence_number: int, text: str) -> Event:
+    """Return a delta; built by hand around one encoded string, since this is the hot path."""
+    start, middle, end = _template(part)
+    data = b"%b%d%b%b%b" % (start, sequence_number, middle, encode(text), end)
+    return Event(sequence_number, data, text, part)
 
 
-def delta_template(item_id: str) -> tuple[bytes, bytes]:
-    """Return the constant pieces of an item's text deltas."""
-    start = b'{"type":"%b","sequence_number":' % DELTA_TYPE.encode()
-    middle = b',"item_id":%b,"output_index":0,"content_index":0,"delta":' % encode(item_id)
-    return start, middle
+@lru_cache(maxsize=4096)  # the parts that grow now
+def _template(part: Part) -> tuple[bytes, bytes, bytes]:
+    """Return the constant pieces of a part's deltas: around the number and the text."""
+    start = b'{"type":"%b","sequence_number":' % part.type.encode()
+    index = b"" if part.type == ARGUMENTS_DELTA else b',"content_index":0'
+    middle = b',"item_id":%b,"output_index":%d%b,"delta":' % (encode(part.item_id), part.output_index, index)
+    return start, middle, b',"logprobs":[]}' if part.type == TEXT_DELTA else b"}"
 
 
 def _addressed(event: dict[str, Any], command: Command | None, error: ProtocolError | None) -> dict[str, Any]:

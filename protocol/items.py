@@ -2,71 +2,122 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final, Literal
 
 import msgspec
 
 from protocol.errors import ProtocolError, excerpt
+from protocol.fields import MAX_CALL_ID_CHARS, TOOL_NAME
 
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
+ItemType = Literal["message", "reasoning", "function_call", "function_call_output"]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
-# `developer` is OpenAI's newer word for a system message.
+# `developer` is OpenAI's newer word for a system message. What tools say comes as an item of its own.
 _ROLES: Final[dict[str, Role]] = {
     "system": "system",
     "developer": "system",
     "user": "user",
     "assistant": "assistant",
 }
-_TEXT_PARTS: Final = frozenset({"input_text", "output_text", "text", "summary_text"})
+_TEXT_PARTS: Final = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 
 MAX_INPUT_ITEMS: Final = 4096  # items in one `input`; precedent: agents replay whole sessions of some hundreds
 
 
-class Message(msgspec.Struct, frozen=True, gc=False):
-    """One message as a model sees it: who says what. `content` is plain text, never markup of a template."""
+class FunctionCall(msgspec.Struct, frozen=True, gc=False):
+    """A function that the model calls. arguments: JSON as the model wrote it, which need not be valid."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One message as a model sees it: who says what. `content` is plain text, never markup of a template.
+
+    reasoning: what the assistant thought before. calls: functions that it calls. call_id: the call whose output the
+    content is, where a tool speaks.
+    """
 
     role: Role
     content: str
+    reasoning: str = ""
+    calls: tuple[FunctionCall, ...] = ()
+    call_id: str | None = None
 
 
-class MessageItem(msgspec.Struct, frozen=True, omit_defaults=False):
-    """A message as it is kept and listed.
+class Item(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An item as it is kept and listed.
 
+    text: what the message says, the model thought, the arguments of a function call, or its output.
     status: `completed`, or `incomplete` for an answer that was cut short.
     response_id: the turn that it belongs to; None for items that a conversation was created with.
+    call_id, name: of a function call; of its output the `call_id` alone.
     """
 
     id: str
     role: Role
     text: str
-    status: Literal["in_progress", "completed", "incomplete"] = "completed"
+    status: ItemStatus = "completed"
     response_id: str | None = None
+    type: ItemType = "message"
+    call_id: str | None = None
+    name: str | None = None
+
+    @classmethod
+    def of(cls, message: Message, key: str, response_id: str | None) -> Item:
+        """Return an item to keep for a message that `parse_input` has made. key: makes its id, behind the prefix."""
+        keep = partial(cls, role=message.role, response_id=response_id)
+        if message.calls:
+            (call,) = message.calls
+            return keep(f"fc_{key}", text=call.arguments, type="function_call", call_id=call.call_id, name=call.name)
+        if message.role == "tool":
+            return keep(f"fco_{key}", text=message.content, type="function_call_output", call_id=message.call_id)
+        if message.reasoning:
+            return keep(f"rs_{key}", text=message.reasoning, type="reasoning")
+        return keep(f"msg_{key}", text=message.content)
 
     def as_message(self) -> Message:
         """Return what the model is shown of this item."""
-        return Message(self.role, self.text)
+        match self.type:
+            case "reasoning":
+                return Message("assistant", "", reasoning=self.text)
+            case "function_call":
+                return Message("assistant", "", calls=(FunctionCall(self.call_id or "", self.name or "", self.text),))
+            case "function_call_output":
+                return Message("tool", self.text, call_id=self.call_id)
+            case _:
+                return Message(self.role, self.text)
 
     def as_wire(self) -> dict[str, Any]:
         """Return the item as the Responses API shows it."""
-        part: dict[str, Any] = (
-            {"type": "output_text", "text": self.text, "annotations": []}
-            if self.role == "assistant"
-            else {"type": "input_text", "text": self.text}
-        )
-        item: dict[str, Any] = {
-            "id": self.id,
-            "type": "message",
-            "role": self.role,
-            "status": self.status,
-            "content": [part],
-        }
+        item: dict[str, Any] = {"id": self.id, "type": self.type}
+        match self.type:
+            case "reasoning":
+                content = [{"type": "reasoning_text", "text": self.text}] if self.text else []
+                item |= {"status": self.status, "summary": [], "content": content}
+            case "function_call":
+                item |= {"status": self.status, "call_id": self.call_id, "name": self.name, "arguments": self.text}
+            case "function_call_output":
+                item |= {"status": self.status, "call_id": self.call_id, "output": self.text}
+            case _:
+                item |= {"role": self.role, "status": self.status, "content": [_wire_part(self.role, self.text)]}
         if self.response_id is not None:
             item["response_id"] = self.response_id
         return item
 
 
+def _wire_part(role: Role, text: str) -> dict[str, Any]:
+    if role == "assistant":
+        return {"type": "output_text", "text": text, "annotations": []}
+    return {"type": "input_text", "text": text}
+
+
 def parse_input(value: Any, *, param: str = "input") -> tuple[Message, ...]:
-    """Turn the `input` of a command into messages.
+    """Turn the `input` of a command into messages, one for each item that carries something for the model.
 
     value: a string (one user message; none where it is blank) or a list of items.
     param: the field's name in error texts.
@@ -83,15 +134,30 @@ def parse_input(value: Any, *, param: str = "input") -> tuple[Message, ...]:
     return tuple(message for message in messages if message is not None)
 
 
+def unknown_call(messages: Iterable[Message]) -> str | None:
+    """Return the call id of the first output whose call is in no message before it, or None."""
+    known: set[str | None] = set()
+    for message in messages:
+        known.update(call.call_id for call in message.calls)
+        if message.role == "tool" and message.call_id not in known:
+            return message.call_id
+    return None
+
+
 def _parse_item(item: Any, param: str) -> Message | None:
-    """Return the item's message, or None for kinds that carry nothing for the model."""
     if not isinstance(item, dict):
         raise _invalid(f"{param} must be an object, not {json_type(item)}", param)
     kind = "message" if item.get("type") is None else item["type"]
-    if kind == "reasoning":
-        return None  # a model's earlier thoughts are not shown to it again
-    if kind != "message":
-        raise _invalid(f"{param}.type {_quoted(kind)} is not supported; send items of type 'message'", f"{param}.type")
+    parser = _PARSERS.get(kind) if isinstance(kind, str) else None
+    if parser is None:
+        known = ", ".join(_PARSERS)
+        raise _invalid(
+            f"{param}.type {_quoted(kind)} is not supported; send items of the types {known}", f"{param}.type"
+        )
+    return parser(item, param)
+
+
+def _parse_message(item: dict[str, Any], param: str) -> Message:
     role = item.get("role")
     known = _ROLES.get(role) if isinstance(role, str) else None
     if known is None:
@@ -99,6 +165,47 @@ def _parse_item(item: Any, param: str) -> Message | None:
             f"{param}.role must be one of user, assistant, system, developer; got {_quoted(role)}", f"{param}.role"
         )
     return Message(known, _parse_content(item.get("content"), f"{param}.content"))
+
+
+def _parse_reasoning(item: dict[str, Any], param: str) -> Message | None:
+    """Take a thought as it was shown; what other servers keep of one (`encrypted_content`) says nothing here."""
+    content = item.get("content")
+    text = "" if content is None else _parse_content(content, f"{param}.content")
+    return Message("assistant", "", reasoning=text) if text else None
+
+
+def _parse_call(item: dict[str, Any], param: str) -> Message:
+    call_id = _parse_call_id(item, param)
+    name = item.get("name")
+    if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
+        raise _invalid(f"{param}.name must be a function's name, not {_quoted(name)}", f"{param}.name")
+    arguments = item.get("arguments")
+    if not isinstance(arguments, str):
+        raise _invalid(f"{param}.arguments must be a string of JSON, not {json_type(arguments)}", f"{param}.arguments")
+    return Message("assistant", "", calls=(FunctionCall(call_id, name, arguments),))
+
+
+def _parse_output(item: dict[str, Any], param: str) -> Message:
+    call_id = _parse_call_id(item, param)
+    return Message("tool", _parse_content(item.get("output"), f"{param}.output"), call_id=call_id)
+
+
+def _parse_call_id(item: dict[str, Any], param: str) -> str:
+    call_id = item.get("call_id")
+    if not isinstance(call_id, str) or not 1 <= len(call_id) <= MAX_CALL_ID_CHARS:
+        raise _invalid(
+            f"{param}.call_id must be a string of 1 to {MAX_CALL_ID_CHARS} characters, not {_quoted(call_id)}",
+            f"{param}.call_id",
+        )
+    return call_id
+
+
+_PARSERS: Final[dict[str, Callable[[dict[str, Any], str], Message | None]]] = {
+    "message": _parse_message,
+    "reasoning": _parse_reasoning,
+    "function_call": _parse_call,
+    "function_call_output": _parse_output,
+}
 
 
 def _parse_content(content: Any, param: str) -> str:

@@ -12,13 +12,15 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from protocol.objects import (
+    AnyItem,
     Conversation,
     DeletedConversation,
     ErrorDetails,
     Id,
     Limit,
-    MessageItem,
+    OutputItem,
     OutputText,
+    ReasoningText,
     Response,
     RunningResponse,
     Session,
@@ -85,14 +87,14 @@ class OutputItemAdded(ResponseEvent, tag="response.output_item.added", kw_only=T
     """An item begins."""
 
     output_index: int
-    item: MessageItem
+    item: OutputItem
 
 
 class OutputItemDone(ResponseEvent, tag="response.output_item.done", kw_only=True):
     """An item is whole."""
 
     output_index: int
-    item: MessageItem
+    item: OutputItem
 
 
 class ContentPartAdded(ResponseEvent, tag="response.content_part.added", kw_only=True):
@@ -101,7 +103,7 @@ class ContentPartAdded(ResponseEvent, tag="response.content_part.added", kw_only
     item_id: str
     output_index: int
     content_index: int
-    part: OutputText
+    part: OutputText | ReasoningText
 
 
 class ContentPartDone(ResponseEvent, tag="response.content_part.done", kw_only=True):
@@ -110,7 +112,7 @@ class ContentPartDone(ResponseEvent, tag="response.content_part.done", kw_only=T
     item_id: str
     output_index: int
     content_index: int
-    part: OutputText
+    part: OutputText | ReasoningText
 
 
 class OutputTextDelta(ResponseEvent, tag="response.output_text.delta", kw_only=True):
@@ -131,6 +133,41 @@ class OutputTextDone(ResponseEvent, tag="response.output_text.done", kw_only=Tru
     content_index: int
     text: str
     logprobs: list[dict[str, Any]]
+
+
+class ReasoningTextDelta(ResponseEvent, tag="response.reasoning_text.delta", kw_only=True):
+    """More of a thought."""
+
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+
+
+class ReasoningTextDone(ResponseEvent, tag="response.reasoning_text.done", kw_only=True):
+    """The whole thought."""
+
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+
+
+class FunctionCallArgumentsDelta(ResponseEvent, tag="response.function_call_arguments.delta", kw_only=True):
+    """More of a call's arguments."""
+
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class FunctionCallArgumentsDone(ResponseEvent, tag="response.function_call_arguments.done", kw_only=True):
+    """The whole arguments."""
+
+    item_id: str
+    output_index: int
+    name: str
+    arguments: str
 
 
 class ConversationCreated(Answer, tag="conversation.created", kw_only=True):
@@ -168,7 +205,7 @@ class ConversationItemsListed(Answer, tag="conversation.items.listed", kw_only=T
     """Answers conversation.items.list."""
 
     conversation: str
-    data: list[MessageItem]
+    data: list[AnyItem]
     has_more: bool
 
 
@@ -176,7 +213,7 @@ class ConversationSubscribed(Answer, tag="conversation.subscribed", kw_only=True
     """Answers conversation.subscribe: a snapshot, from which events go on."""
 
     conversation: Conversation
-    items: list[MessageItem]
+    items: list[AnyItem]
     has_more: bool
     responses: list[RunningResponse]
 
@@ -191,7 +228,7 @@ class ConversationItemAdded(ServerMessage, tag="conversation.item.added", kw_onl
     """Tells subscribers of an item of a new turn's input."""
 
     conversation: str
-    item: MessageItem
+    item: AnyItem
 
 
 class ModelListed(Answer, tag="model.listed", kw_only=True):
@@ -270,6 +307,10 @@ SERVER_MESSAGES: Final[tuple[type[ServerMessage], ...]] = (
     ContentPartAdded,
     OutputTextDelta,
     OutputTextDone,
+    ReasoningTextDelta,
+    ReasoningTextDone,
+    FunctionCallArgumentsDelta,
+    FunctionCallArgumentsDone,
     ContentPartDone,
     OutputItemDone,
     ResponseCompleted,

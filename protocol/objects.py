@@ -72,6 +72,47 @@ class MessageItem(msgspec.Struct, tag_field="type", tag="message"):
     response_id: str | UnsetType = UNSET
 
 
+class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
+    """What the model thought."""
+
+    text: str
+
+
+class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning"):
+    """A thought before the answer."""
+
+    id: str
+    status: Literal["in_progress", "completed", "incomplete"]
+    summary: list[dict[str, Any]]
+    content: list[ReasoningText]
+    response_id: str | UnsetType = UNSET
+
+
+class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call"):
+    """A function that the model calls. arguments: JSON."""
+
+    id: str
+    status: Literal["in_progress", "completed", "incomplete"]
+    call_id: str
+    name: str
+    arguments: str
+    response_id: str | UnsetType = UNSET
+
+
+class FunctionCallOutputItem(msgspec.Struct, tag_field="type", tag="function_call_output"):
+    """What a function gave."""
+
+    id: str
+    status: Literal["in_progress", "completed", "incomplete"]
+    call_id: str
+    output: str
+    response_id: str | UnsetType = UNSET
+
+
+OutputItem = MessageItem | ReasoningItem | FunctionCallItem
+AnyItem = OutputItem | FunctionCallOutputItem
+
+
 class Id(msgspec.Struct):
     """A conversation, by its id."""
 
@@ -115,15 +156,27 @@ class IncompleteDetails(msgspec.Struct):
 
 
 class TextFormat(msgspec.Struct):
-    """The form of the answer's text."""
+    """The form of the answer's text; what else it has depends on the type."""
 
     type: str
+    name: str | UnsetType = UNSET
+    schema: dict[str, Any] | UnsetType = UNSET
+    strict: bool | UnsetType | None = UNSET
+    choices: list[str] | UnsetType = UNSET
+    grammar: str | UnsetType = UNSET
 
 
 class TextSettings(msgspec.Struct):
     """How text is written."""
 
     format: TextFormat
+
+
+class ReasoningSettings(msgspec.Struct):
+    """How long the model may think."""
+
+    effort: str | None
+    summary: None
 
 
 class Response(msgspec.Struct):
@@ -136,11 +189,11 @@ class Response(msgspec.Struct):
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
     model: str
-    output: list[MessageItem]
+    output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
     conversation: Id | None
-    tool_choice: str
+    tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
     text: TextSettings
     usage: Usage | None
@@ -150,6 +203,8 @@ class Response(msgspec.Struct):
     truncation: Literal["auto", "disabled"]
     store: bool
     metadata: dict[str, str]
+    reasoning: ReasoningSettings
+    top_logprobs: int | None
     tokenwire: Notice | UnsetType = UNSET
 
 
@@ -173,9 +228,10 @@ class DeletedConversation(msgspec.Struct):
 
 
 class RunningResponse(msgspec.Struct):
-    """A turn that runs or waits. text: up to sequence_number, which is -1 before the first event."""
+    """A turn that runs or waits. output, text: up to sequence_number, which is -1 before the first event."""
 
     response: Response
+    output: list[OutputItem]
     text: str
     sequence_number: int
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Final, Literal
@@ -10,8 +11,9 @@ import msgspec
 
 from protocol.codec import decode_object, encode
 from protocol.errors import IllegalTransitionError
-from protocol.events import Event, Usage, Waiting, delta_event, delta_template
-from protocol.items import MessageItem
+from protocol.events import Event, Usage, Waiting, Written, delta_event
+from protocol.items import Item, ItemStatus, ItemType
+from protocol.output import ITEM_TYPES, OutputItem, Piece, PieceKind, item_id, wire_item
 
 IncompleteReason = Literal["max_output_tokens", "cancelled", "content_filter"]
 
@@ -47,7 +49,8 @@ TRANSITIONS: Final[dict[State, frozenset[State]]] = {
 class ResponseHead(msgspec.Struct, frozen=True):
     """What of a response is known before it runs and never changes.
 
-    created_at: Unix seconds. parameters: what of the request the response object repeats.
+    item_id: of its first message. created_at: Unix seconds. parameters: what of the request the response object
+    repeats.
     """
 
     id: str
@@ -62,8 +65,8 @@ class ResponseHead(msgspec.Struct, frozen=True):
 class ResponseStream:
     """Turn one answer into events; every method either obeys the table or raises and changes nothing.
 
-    `take()` hands out what has gathered: all text pushed since the last call is one delta event. Sequence numbers
-    count from 0 without a gap. Raises IllegalTransitionError.
+    `take()` hands out what has gathered: text of one item pushed since the last call is one delta event. Sequence
+    numbers count from 0 without a gap. Raises IllegalTransitionError.
     """
 
     def __init__(self, head: ResponseHead) -> None:
@@ -73,11 +76,9 @@ class ResponseStream:
         self.notice: dict[str, Any] | None = None
         self._next_number = 0
         self._events: list[Event] = []
-        self._taken: list[str] = []  # text that went out in deltas
-        self._pending: list[str] = []  # text that did not yet
-        self._has_item = False
-        self._has_part = False
-        self._template = delta_template(head.item_id)
+        self._items: list[OutputItem] = []
+        self._written: list[Written] = []  # by the model, not in an event yet
+        self._has_written: list[Written] = []  # in events, where the answer is read by a parser
         self._error: dict[str, str] | None = None
         self._incomplete_reason: IncompleteReason | None = None
 
@@ -86,8 +87,17 @@ class ResponseStream:
 
     @property
     def text(self) -> str:
-        """The answer so far."""
-        return "".join(self._taken) + "".join(self._pending)
+        """What the answer says so far; neither thoughts nor calls."""
+        return "".join(item.text for item in self._items if item.type == "message")
+
+    @property
+    def written(self) -> Written:
+        """What the model has written so far: all of it, markup and all."""
+        written = [*self._has_written, *self._written]
+        if not written:
+            return Written(self.text)
+        token_ids = [index for part in written for index in part.token_ids]
+        return Written("".join(part.text for part in written), tuple(token_ids))
 
     @property
     def incomplete_reason(self) -> IncompleteReason | None:
@@ -96,7 +106,7 @@ class ResponseStream:
 
     @property
     def has_pending(self) -> bool:
-        return bool(self._pending or self._events)
+        return bool(self._events or (self._items and self._items[-1].pending))
 
     @property
     def last_sequence_number(self) -> int:
@@ -112,21 +122,29 @@ class ResponseStream:
         stream = cls(head)
         for event in events:
             stream._next_number = event.sequence_number + 1
+            if event.written is not None:
+                stream._has_written.append(event.written)
             if event.delta is not None:
-                stream._taken.append(event.delta)
-                continue
-            body = decode_object(event.data)
-            match body["type"]:
-                case "response.created":
-                    stream.state = State.QUEUED
-                case "response.in_progress":
-                    stream.state = State.RUNNING
-                    stream.notice = body["response"].get("tokenwire")
-                case "response.output_item.added":
-                    stream._has_item = True
-                case "response.content_part.added":
-                    stream._has_part = True
+                stream._items[-1].taken.append(event.delta)
+            else:
+                stream._recall(decode_object(event.data))
         return stream
+
+    def _recall(self, event: dict[str, Any]) -> None:
+        match event["type"]:
+            case "response.created":
+                self.state = State.QUEUED
+            case "response.in_progress":
+                self.state = State.RUNNING
+                self.notice = event["response"].get("tokenwire")
+            case "response.output_item.added":
+                item = event["item"]
+                call = {"call_id": item.get("call_id"), "name": item.get("name")}
+                self._items.append(OutputItem(item["id"], item["type"], event["output_index"], **call))
+            case "response.content_part.added":
+                self._items[-1].has_part = True
+            case "response.output_item.done":
+                self._items[-1].is_closed = event["item"]["status"] == "completed"
 
     # What happens to a response, in the order it can happen
 
@@ -162,12 +180,26 @@ class ResponseStream:
     def push(self, text: str) -> None:
         """Add text of the answer; it goes out with the next `take()`."""
         self._require(State.RUNNING)
-        if not text:
-            return
-        if not self._has_part:
-            self._open_item()
-        # JSON cannot carry lone surrogates; an engine that makes one costs us a character, not the answer.
-        self._pending.append(text if text.isascii() else _well_formed(text))
+        if text:
+            self.add(Piece(PieceKind.TEXT, text))
+
+    def add(self, piece: Piece) -> None:
+        """Add a piece of the answer; where it is of another item than the last one, that is closed."""
+        self._require(State.RUNNING)
+        kind = ITEM_TYPES[piece.kind]
+        item = self._items[-1] if self._items and not self._items[-1].is_closed else None
+        if item is None or item.type != kind or piece.kind is PieceKind.CALL:
+            if item is not None:
+                self._close(item)
+            item = self._append(kind, piece)
+        self._announce_part(item)
+        if piece.kind is not PieceKind.CALL and piece.text:
+            # JSON cannot carry lone surrogates; an engine that makes one costs us a character, not the answer.
+            item.pending.append(piece.text if piece.text.isascii() else _well_formed(piece.text))
+
+    def record(self, written: Written) -> None:
+        """Note what the model wrote for the pieces that are added next; the journal keeps it, to go on from there."""
+        self._written.append(written)
 
     def complete(self, usage: Usage) -> None:
         """The model ended the answer by itself."""
@@ -191,16 +223,20 @@ class ResponseStream:
         """Return the events since the last call, oldest first."""
         self._flush_delta()
         events, self._events = self._events, []
+        if events and self._written:
+            token_ids = [index for written in self._written for index in written.token_ids]
+            written = Written("".join(written.text for written in self._written), tuple(token_ids))
+            events[-1] = msgspec.structs.replace(events[-1], written=written)
+            self._has_written.append(written)
+            self._written.clear()
         return events
 
-    def output_items(self) -> tuple[MessageItem, ...]:
-        """Return the answer as items to keep; empty when the model said nothing."""
-        if not self._has_item:
-            return ()
-        status: Literal["in_progress", "completed", "incomplete"] = "in_progress"
-        if self.state.is_terminal:
+    def output_items(self, status: ItemStatus | None = None) -> tuple[Item, ...]:
+        """Return the answer as items to keep; empty when the model said nothing. status: of one that is not closed."""
+        if status is None:
             status = "completed" if self.state is State.COMPLETED else "incomplete"
-        return (MessageItem(self.head.item_id, "assistant", self.text, status, self.head.id),)
+            status = status if self.state.is_terminal else "in_progress"
+        return tuple(item.as_item(status, self.head.id) for item in self._items)
 
     def snapshot(self, status: str | None = None) -> dict[str, Any]:
         """Return the response object as it stands; its output is filled in at the end, as OpenAI's is."""
@@ -221,39 +257,54 @@ class ResponseStream:
         self.usage = usage
         self._flush_delta()
         # An answer of no text at all still has its item when the model ran to its end: clients read output[0].
-        if self._has_item or (state is State.COMPLETED and usage.output_tokens):
-            self._open_item()
-        if self._has_item:
-            self._close_item()
+        if not self._items and state is State.COMPLETED and usage.output_tokens:
+            self._append("message", Piece(PieceKind.TEXT, ""))
+        if self._items and not self._items[-1].is_closed:
+            item = self._items[-1]
+            self._announce_part(item)
+            self._close(item, "completed" if state is State.COMPLETED else "incomplete")
         self._emit(f"response.{state.value}", response=self.snapshot())
 
-    def _open_item(self) -> None:
-        """Announce what is not announced yet: a takeover may find the item in the journal without its part."""
-        if not self._has_item:
-            self._has_item = True
-            item = _wire_item(MessageItem(self.head.item_id, "assistant", "", "in_progress"), content=[])
-            self._emit("response.output_item.added", output_index=0, item=item)
-        if not self._has_part:
-            self._has_part = True
-            self._emit_part("response.content_part.added", part=_text_part(""))
+    def _append(self, type: ItemType, piece: Piece) -> OutputItem:
+        """Begin an item and announce it."""
+        index = len(self._items)
+        call: dict[str, str] = {}
+        if type == "function_call":
+            call = {"call_id": piece.call_id or f"call_{uuid.uuid4().hex}", "name": piece.text}
+        item = OutputItem(item_id(self.head.item_id, type, index), type, index, **call)
+        self._items.append(item)
+        self._emit("response.output_item.added", output_index=index, item=item.added())
+        return item
 
-    def _close_item(self) -> None:
-        text = self.text
-        self._emit_part("response.output_text.done", text=text, logprobs=[])
-        self._emit_part("response.content_part.done", part=_text_part(text))
-        (item,) = self.output_items()
-        self._emit("response.output_item.done", output_index=0, item=_wire_item(item))
+    def _announce_part(self, item: OutputItem) -> None:
+        """Announce a part that is not announced yet: a takeover may find the item in the journal without it."""
+        if not item.has_part:
+            item.has_part = True
+            self._emit_part("response.content_part.added", item, part=item.wire_part(""))
+
+    def _close(self, item: OutputItem, status: ItemStatus = "completed") -> None:
+        self._flush_delta()
+        for name, fields in item.done():
+            self._emit_part(name, item, **fields)
+        item.is_closed = status == "completed"
+        done = wire_item(item.as_item(status, self.head.id))
+        self._emit("response.output_item.done", output_index=item.index, item=done)
 
     def _flush_delta(self) -> None:
-        if not self._pending:
+        """Make an event of the text that gathered: only the last item's can, as others are closed."""
+        item = self._items[-1] if self._items else None
+        if item is None or not item.pending:
             return
-        text = "".join(self._pending)
-        self._pending.clear()
-        self._taken.append(text)
-        self._events.append(delta_event(self._template, self._number(), text))
+        text = "".join(item.pending)
+        item.pending.clear()
+        item.taken.append(text)
+        self._events.append(delta_event(item.part, self._number(), text))
 
-    def _emit_part(self, type: str, **fields: Any) -> None:
-        self._emit(type, item_id=self.head.item_id, output_index=0, content_index=0, **fields)
+    def _emit_part(self, type: str, item: OutputItem, **fields: Any) -> None:
+        address: dict[str, Any] = {"item_id": item.id, "output_index": item.index}
+        if item.type != "function_call":
+            address["content_index"] = 0
+        self._emit(type, **address, **fields)
 
     def _emit(self, type: str, **fields: Any) -> None:
         number = self._number()
@@ -285,16 +336,16 @@ def in_progress_again(snapshot: dict[str, Any], sequence_number: int) -> bytes:
     return encode({"type": "response.in_progress", "sequence_number": sequence_number, "response": snapshot})
 
 
-def failed_event(  # noqa: PLR0917 the parts of one event, in the order they have on the wire
-    head: ResponseHead, sequence_number: int, text: str, code: str, message: str, usage: Usage
-) -> tuple[Event, dict[str, Any], tuple[MessageItem, ...]]:
+def failed_event(
+    head: ResponseHead, events: Sequence[Event], sequence_number: int, fault: tuple[str, str], usage: Usage
+) -> tuple[Event, dict[str, Any], tuple[Item, ...]]:
     """Return the terminal event, response object and items of a response that ends outside its own stream.
 
-    Needed where the stream's last events were lost on the way to the store. text: what clients have seen of it.
+    Needed where the stream's last events were lost on the way to the store. events: what clients have seen of it.
+    fault: code and message.
     """
-    items = (MessageItem(head.item_id, "assistant", text, "incomplete", head.id),) if text else ()
-    error = _error(code, message)
-    body = response_object(head, status=State.FAILED.value, output=items, usage=usage, error=error)
+    items = ResponseStream.restore(head, events).output_items("incomplete")
+    body = response_object(head, status=State.FAILED.value, output=items, usage=usage, error=_error(*fault))
     event = {"type": "response.failed", "sequence_number": sequence_number, "response": body}
     return Event(sequence_number, encode(event)), body, items
 
@@ -303,7 +354,7 @@ def response_object(
     head: ResponseHead,
     *,
     status: str,
-    output: tuple[MessageItem, ...] = (),
+    output: tuple[Item, ...] = (),
     usage: Usage | None = None,
     error: dict[str, str] | None = None,
     incomplete_reason: str | None = None,
@@ -318,24 +369,15 @@ def response_object(
         "error": error,
         "incomplete_details": {"reason": incomplete_reason} if incomplete_reason else None,
         "model": head.model,
-        "output": [_wire_item(item) for item in output],
-        "parallel_tool_calls": True,
+        "output": [wire_item(item) for item in output],
         "previous_response_id": head.previous_response_id,
         "conversation": {"id": head.conversation} if head.conversation else None,
-        "tool_choice": "auto",
-        "tools": [],
-        "text": {"format": {"type": "text"}},
         "usage": usage.as_wire() if usage else None,
         **head.parameters,
     }
     if notice:
         body["tokenwire"] = notice
     return body
-
-
-def _wire_item(item: MessageItem, **changes: Any) -> dict[str, Any]:
-    """Return an item as it stands inside its own response, where repeating the response's id says nothing."""
-    return {key: value for key, value in item.as_wire().items() if key != "response_id"} | changes
 
 
 def _error(code: str, message: str) -> dict[str, str]:
@@ -346,7 +388,3 @@ def _error(code: str, message: str) -> dict[str, str]:
 def _well_formed(text: str) -> str:
     """Return `text` with lone surrogates replaced by U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _text_part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": []}

@@ -27,6 +27,7 @@ from server.chat.takeover import Takeover
 from server.config import Config, EngineLimits, ModelConfig
 from server.engine.base import VllmSettings
 from server.engine.echo import EchoEngine
+from server.engine.parsing import Parsers
 from server.engine.vllm import VllmEngine
 from server.errors import StartError
 from server.gateway.connection import Connection
@@ -284,6 +285,8 @@ class App:
                 load_ms=echo.load_ms,
                 context_length=echo.context_length,
                 max_concurrency=echo.max_concurrency,
+                script=echo.script,
+                parsers=Parsers(model.tool_parser, model.reasoning_parser),
             )
 
         settings = _vllm_settings(config, model)
@@ -419,4 +422,6 @@ def _vllm_settings(config: Config, model: ModelConfig) -> VllmSettings:
     return VllmSettings(
         **{name: getattr(model, name) or getattr(config.vllm, name) for name in EngineLimits.model_fields},
         cpu_kvcache_gib=config.vllm.cpu_kvcache_gib,
+        tool_parser=model.tool_parser,
+        reasoning_parser=model.reasoning_parser,
     )

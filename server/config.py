@@ -75,6 +75,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+ScriptFile = Annotated[
+    Path | None, BeforeValidator(lambda value: value or None), AfterValidator(lambda path: path and path.expanduser())
+]
+
+
 class Section(BaseModel):
     """A table of the config file; unknown keys are errors."""
 
@@ -114,6 +119,8 @@ class ModelConfig(EngineLimits):
     source: Annotated[str, Field(min_length=1), AfterValidator(_expand_home)]
     aliases: Annotated[tuple[str, ...], BeforeValidator(_split_list)] = ()  # further names of the model
     system_prompt: str | None = None  # instructions used where the client gives none
+    tool_parser: Annotated[str, Field(min_length=1)] | None = None  # vLLM's name of what finds calls in the output
+    reasoning_parser: Annotated[str, Field(min_length=1)] | None = None  # and of what finds thoughts
     requires: str = ""  # the right that a user needs to see and use it; empty: none
     memory_gib: Annotated[float, Field(gt=0)] | None = None  # on each of its devices; None: estimated
     pin: bool = False  # loaded at the start, never unloaded for another
@@ -148,6 +155,7 @@ class EchoConfig(Section):
     load_ms: Annotated[float, Field(ge=0)] = 0.0  # what loading takes
     context_length: Annotated[int, Field(ge=16)] = 8192  # tokens
     max_concurrency: Annotated[int, Field(ge=1)] = 4096  # answers at once
+    script: ScriptFile = None  # a file with what it says: see server/engine/script.py
 
 
 class VllmConfig(EngineLimits):

@@ -8,6 +8,7 @@ from typing import Any
 
 from protocol.errors import ProtocolError
 from protocol.items import Message
+from protocol.options import PLAIN, Options
 from server.engine.base import Engine, Prompt
 
 
@@ -34,7 +35,8 @@ class ContextRequest:
 
     instructions: shown first, never dropped. turns: earlier messages, then the new ones, oldest first.
     max_output_tokens: as the client asked; None leaves it to us. reserve: tokens kept free for the answer when
-    trimming (used where the client named no number). may_trim: `truncation: "auto"`.
+    trimming (used where the client named no number). may_trim: `truncation: "auto"`. options: what the template shows
+    of them takes room, too.
     """
 
     instructions: str | None
@@ -43,6 +45,7 @@ class ContextRequest:
     max_output_tokens: int | None
     reserve: int
     may_trim: bool
+    options: Options = PLAIN
 
 
 async def fit(engine: Engine, request: ContextRequest) -> Context:
@@ -98,7 +101,7 @@ async def _drop_oldest(
 
 async def _render(engine: Engine, request: ContextRequest, history: Sequence[Message]) -> Prompt:
     first = (Message("system", request.instructions),) if request.instructions else ()
-    return await engine.render((*first, *history, *request.messages))
+    return await engine.render((*first, *history, *request.messages), request.options)
 
 
 def _answer_length(request: ContextRequest, room: int) -> int:

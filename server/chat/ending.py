@@ -8,7 +8,7 @@ from typing import Any
 
 from protocol.codec import encode
 from protocol.events import Event, Usage
-from protocol.items import MessageItem
+from protocol.items import Item
 from protocol.response_stream import ResponseStream, State, failed_event
 from server.chat.following import read_journal
 from server.chat.hub import Channel
@@ -75,16 +75,14 @@ class Ending:
         timeout_s = self._runtime.config.store.unavailable_timeout_s
         await self._runtime.finish(end, self._turn.head.conversation, timeout_s=timeout_s)
 
-    def _record(
-        self, snapshot: dict[str, Any], output: tuple[MessageItem, ...], state: State, events: list[Event]
-    ) -> Finish:
+    def _record(self, snapshot: dict[str, Any], output: tuple[Item, ...], state: State, events: list[Event]) -> Finish:
         return Finish(
             response_id=self._turn.head.id,
             epoch=self._epoch,
             status=state.value,  # type: ignore[arg-type]  # the values of terminal states are the store's words
             output=output,
             snapshot=encode(snapshot),
-            events=tuple((event.sequence_number, event.data) for event in events),
+            events=tuple((event.sequence_number, event.journaled) for event in events),
         )
 
     async def _is_deleted(self) -> bool:
@@ -98,11 +96,10 @@ class Ending:
 
     def _failed(
         self, code: str, message: str, usage: Usage, events: list[Event]
-    ) -> tuple[Event, dict[str, Any], tuple[MessageItem, ...]]:
+    ) -> tuple[Event, dict[str, Any], tuple[Item, ...]]:
         """Return a failed end that fits these events: what else the stream has made is lost."""
-        text = "".join(event.delta or "" for event in events)
         number = self._stream.last_sequence_number + 1
-        return failed_event(self._turn.head, number, text, code, message, usage)
+        return failed_event(self._turn.head, events, number, (code, message), usage)
 
     def _without_store(self, usage: Usage) -> End:
         """Tell the clients, keep what Redis holds, and write the end when it is back."""

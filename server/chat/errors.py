@@ -6,7 +6,7 @@ import logging
 
 from protocol.errors import ProtocolError
 from server.access.admission import QueueFullError
-from server.engine.base import EngineDeadError, EngineError, PromptError, RequestError
+from server.engine.base import EngineDeadError, EngineError, PromptError, RefusedError, RequestError
 from server.models.errors import ModelUnavailableError, RegistryError, UnknownModelError
 from server.store.base import (
     NotFoundError,
@@ -57,6 +57,8 @@ def translate(error: BaseException) -> ProtocolError:  # noqa: C901, PLR0912 a t
             return ProtocolError("model_unavailable", str(error), param="model", retry_after_ms=retry_ms)
         case RegistryError():
             return ProtocolError("invalid_request", str(error), param="model")
+        case RefusedError():
+            return ProtocolError("invalid_request", str(error), param=error.param)
         case PromptError():
             return ProtocolError(
                 "invalid_request", f"the model's chat template refuses this input: {error}", param="input"

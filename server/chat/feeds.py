@@ -12,13 +12,15 @@ from typing import Any, Final
 import orjson
 
 from protocol.codec import encode, with_stream_id
-from protocol.items import MessageItem
+from protocol.items import Item
+from protocol.output import is_output_of, wire_item
+from protocol.response_stream import ResponseStream
 from server.chat.client import Client
 from server.chat.following import is_terminal
 from server.chat.hub import Channel, Subscription
 from server.chat.reads import wire_conversation
 from server.chat.runtime import Runtime, conversation_topic
-from server.chat.turn import item_id_of
+from server.chat.turn import item_id_of, restored_head
 from server.store.base import NotFoundError, StoredResponse, StoreUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -187,9 +189,10 @@ class Feed:
             member.send(data)
 
 
-def _answered(item: MessageItem) -> str | None:
+def _answered(item: Item) -> str | None:
     """Return the response whose answer this item is, or None for what was asked."""
-    return item.response_id if item.response_id and item.id == item_id_of(item.response_id) else None
+    response_id = item.response_id
+    return response_id if response_id and is_output_of(item, item_id_of(response_id)) else None
 
 
 def _covered(channel: Channel) -> int:
@@ -200,9 +203,11 @@ def _covered(channel: Channel) -> int:
 
 def _so_far(stored: StoredResponse, channel: Channel) -> dict[str, Any]:
     events = channel.events[: _covered(channel)]
+    items = ResponseStream.restore(restored_head(stored), events).output_items()
     return {
         "response": orjson.loads(stored.snapshot),
-        "text": "".join(event.delta or "" for event in events),
+        "output": [wire_item(item) for item in items],
+        "text": "".join(event.text for event in events),
         "sequence_number": events[-1].sequence_number if events else -1,
     }
 

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import orjson
 
-from protocol.events import DELTA_TYPE, Event, Usage
+from protocol.events import Event, Usage, event_from_journal
 from protocol.response_stream import failed_event
 from server.chat.hub import Channel
 from server.chat.reads import terminal_event
 from server.chat.runtime import Runtime, wait_at_most
-from server.chat.turn import item_id_of, restored_head
+from server.chat.turn import restored_head
 from server.store.base import NotFoundError, Store, StoredResponse, StoreUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -23,12 +23,6 @@ REPAIR_S: Final = 2.0  # the stream is looked at, and its gateway told of us, th
 LINGER_S: Final = 2.0  # followed for nobody this long: a listener may be on its way, or come back
 ENDED: Final = frozenset({"completed", "incomplete", "failed"})
 TERMINAL_TYPES: Final = frozenset(f"response.{status}" for status in ENDED)
-
-
-def decode_event(number: int, data: bytes) -> Event:
-    """Return a journaled event as the hub keeps it; text deltas can be merged again."""
-    event = orjson.loads(data)
-    return Event(number, data, event["delta"] if event["type"] == DELTA_TYPE else None)
 
 
 def is_terminal(event: Event) -> bool:
@@ -41,7 +35,7 @@ async def read_journal(store: Store, response_id: str) -> list[Event]:
     events: list[Event] = []
     after = -1
     while page := await store.read_events(response_id, after=after, count=PAGE):
-        events += [decode_event(number, data) for number, data in page]
+        events += [event_from_journal(number, data) for number, data in page]
         after = events[-1].sequence_number
     return events
 
@@ -55,7 +49,7 @@ class Follower:
     def __init__(self, response_id: str, owner: str, runtime: Runtime, channel: Channel | None = None) -> None:
         self.response_id = response_id
         self.owner = owner
-        self.channel = channel or Channel(response_id, item_id_of(response_id), self._audience_changed)
+        self.channel = channel or Channel(response_id, self._audience_changed)
         self.is_cancelled = False
         self.has_ended = False
         self._stored: StoredResponse | None = None  # as we last read it
@@ -85,7 +79,7 @@ class Follower:
         """Read what the journal has now. Raises StoreUnavailableError."""
         async with self._reading:  # two at once would take the same events twice
             while events := await self._runtime.store.read_events(self.response_id, after=self._last, count=PAGE):
-                self._take([decode_event(number, data) for number, data in events])
+                self._take([event_from_journal(number, data) for number, data in events])
 
     def cancel(self) -> None:
         """Ask the gateway that runs it to stop it; asked again until it has ended."""
@@ -140,9 +134,8 @@ class Follower:
         if self._stored is None or self.channel.is_closed:
             self._end()
             return
-        text = "".join(event.delta or "" for event in self.channel.events)
-        fault = ("conversation_not_found", "the conversation was deleted")
-        self._take([failed_event(restored_head(self._stored), self._last + 1, text, *fault, Usage())[0]])
+        head, fault = restored_head(self._stored), ("conversation_not_found", "the conversation was deleted")
+        self._take([failed_event(head, self.channel.events, self._last + 1, fault, Usage())[0]])
 
     def learn(self, stored: StoredResponse) -> None:
         """Note what the store has of it; a gateway that has it now is told of us at once."""

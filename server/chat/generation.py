@@ -10,8 +10,9 @@ from enum import Enum
 from typing import Final
 
 from protocol.errors import ProtocolError
-from protocol.events import Event, Usage
+from protocol.events import Event, Usage, Written
 from protocol.items import Message
+from protocol.output import Piece, PieceKind
 from protocol.response_stream import ResponseStream, State, in_progress_again
 from server.access.admission import Ticket
 from server.chat.context import Context
@@ -20,6 +21,7 @@ from server.chat.errors import translate
 from server.chat.hub import Channel
 from server.chat.patience import Patience
 from server.chat.preparation import Preparation
+from server.chat.repetition import Repetition
 from server.chat.runtime import Runtime
 from server.chat.summary import Summary
 from server.chat.tally import Tally
@@ -67,7 +69,7 @@ class Generation:
         self.epoch = resumed.epoch if resumed else FIRST_EPOCH
         self.is_stored = turn.command.is_stored
         self.stream = ResponseStream.restore(turn.head, resumed.events if resumed else ())
-        self.channel = Channel(turn.head.id, turn.head.item_id, self.audience_changed)
+        self.channel = Channel(turn.head.id, self.audience_changed)
         self.channel.events.extend(resumed.events if resumed else ())
         self.is_followed = False  # by clients of other gateways
         self.accepted: asyncio.Future[str] = loop.create_future()
@@ -84,6 +86,7 @@ class Generation:
         self._scope: asyncio.Timeout | None = None
         self._unflushed: asyncio.Future[None] | None = None
         self._preparation = Preparation(turn, runtime)
+        self._repetition = Repetition(())
         self._away_told_at: float | None = None
         limits = runtime.config.limits
         self._patience = Patience(
@@ -283,8 +286,11 @@ class Generation:
         if self.stream.state is State.QUEUED:
             self.stream.start(context.notice)
             self._notify()
-        self._tally.start(context.prompt.token_count, ticket)
-        if self.stream.text:
+        is_guided = self.turn.command.options.is_guided
+        self._tally.start(context.prompt.token_count, ticket, goes_on=not is_guided)
+        self._repetition = Repetition(self.stream.output_items())
+        # A grammar that guides the engine begins with the answer, so such an answer is made from its beginning again.
+        if self.stream.written.text and not is_guided:
             context = await self._behind_the_text(engine, context)
         if context.max_tokens < 1:
             self._end(FinishReason.LENGTH)
@@ -294,8 +300,8 @@ class Generation:
         await self._consume(lease, replace(request, priority=ticket.demand.service_class.rank))
 
     async def _behind_the_text(self, engine: Engine, context: Context) -> Context:
-        """Return the context with the text so far behind it."""
-        prompt = await engine.extend(context.prompt, self.stream.text)
+        """Return the context with what was written so far behind it."""
+        prompt = await engine.extend(context.prompt, self.stream.written)
         # What a dead gateway has counted is lost; the text has about as many tokens.
         self._tally.suppose_said(prompt.token_count - context.prompt.token_count)
         # Tokenised again, the text may have more tokens than the engine made of it: the window has the last word.
@@ -317,7 +323,15 @@ class Generation:
 
     def _receive(self, chunk: Chunk) -> None:
         self._tally.count(chunk)
-        self.stream.push(chunk.text)
+        options = self.turn.command.options
+        if chunk.pieces is None and not options.is_guided:
+            self.stream.push(chunk.text)
+            return
+        if not options.is_guided and chunk.text:
+            self.stream.record(Written(chunk.text, chunk.token_ids))
+        for piece in (Piece(PieceKind.TEXT, chunk.text),) if chunk.pieces is None else chunk.pieces:
+            if piece.text and (new := self._repetition.new(piece)) is not None:
+                self.stream.add(new)
 
     def _end(self, reason: FinishReason) -> None:
         match reason:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from protocol.codec import with_stream_id
-from protocol.events import Event, delta_template, merge_deltas
+from protocol.events import Event, Part, merge_deltas
 
 
 class Subscriber(Protocol):
@@ -27,11 +27,10 @@ class Channel:
     on_audience: called with the number of subscribers whenever it changes. on_closed: called once, at the end.
     """
 
-    def __init__(self, response_id: str, item_id: str, on_audience: Callable[[int], None]) -> None:
+    def __init__(self, response_id: str, on_audience: Callable[[int], None]) -> None:
         self.response_id = response_id
         self.events: list[Event] = []
         self.is_closed = False
-        self.template = delta_template(item_id)
         self._subscriptions: dict[Subscription, None] = {}
         self.on_audience = on_audience
         self.on_closed: Callable[[], None] | None = None
@@ -107,7 +106,7 @@ class Subscription:
 
     def take(self) -> Iterator[bytes]:
         """Yield the frames since the last call; text deltas that gathered are one frame."""
-        for event in _merged(self.take_events(), self.channel.template):
+        for event in _merged(self.take_events()):
             yield with_stream_id(event.data, self.stream_id)
 
     def take_events(self) -> list[Event]:
@@ -122,21 +121,22 @@ class Subscription:
         self.channel.discard(self)
 
 
-def _merged(events: list[Event], template: tuple[bytes, bytes]) -> Iterator[Event]:
-    """Yield events with each run of neighbouring deltas joined."""
+def _merged(events: list[Event]) -> Iterator[Event]:
+    """Yield events with each run of neighbouring deltas of one part joined."""
     run: list[Event] = []
+    part: Part | None = None  # of those in the run
     for event in events:
-        if event.delta is not None:
+        if run and event.part != part:
+            yield _joined(run)
+            run.clear()
+        part = event.part
+        if part is None:
+            yield event
+        else:
             run.append(event)
-            continue
-        yield from _joined(run, template)
-        run.clear()
-        yield event
-    yield from _joined(run, template)
+    if run:
+        yield _joined(run)
 
 
-def _joined(run: list[Event], template: tuple[bytes, bytes]) -> Iterator[Event]:
-    if len(run) == 1:
-        yield run[0]
-    elif run:
-        yield merge_deltas(run, template)
+def _joined(run: list[Event]) -> Event:
+    return run[0] if len(run) == 1 else merge_deltas(run)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from protocol.commands import no_such_call
 from protocol.errors import ProtocolError
+from protocol.items import unknown_call
 from server.access.admission import QueueFullError
 from server.access.fair_queue import Demand, ServiceClass
 from server.chat.context import Context, fit
@@ -98,8 +100,12 @@ class Preparation:
         return await self._runtime.store.find_command(self._turn.owner, command.id) is not None
 
     async def _fit(self, engine: Engine, history: History) -> Context:
-        reserve = self._runtime.config.limits.default_max_output_tokens
-        context = await fit(engine, context_request(self._turn, history.items, reserve))
+        await engine.check(self._turn.command.options)
+        request = context_request(self._turn, history.items, self._runtime.config.limits.default_max_output_tokens)
+        unknown = unknown_call((*request.history, *request.messages))
+        if unknown is not None:
+            raise no_such_call(unknown)
+        context = await fit(engine, request)
         least = self._turn.command.min_tokens or 0
         if least > context.max_tokens:
             text = f"min_tokens ({least}) is more than the {context.max_tokens} tokens that there is room for"

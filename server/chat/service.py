@@ -32,8 +32,7 @@ from protocol.commands import (
     SessionUpdate,
 )
 from protocol.errors import ProtocolError
-from protocol.events import Event, answer, steer_failed
-from protocol.items import Message
+from protocol.events import Event, answer, steer_failed, unjournaled
 from protocol.response_stream import State
 from server.access.auth import User
 from server.chat.allowance import settled
@@ -215,7 +214,7 @@ class Chat:
         def ended() -> None:
             client.local.put_events(generation.response_id, generation.channel.events)
             if generation.stream.state in (State.COMPLETED, State.INCOMPLETE):
-                said = (Message("assistant", generation.stream.text),) if generation.stream.text else ()
+                said = tuple(item.as_message() for item in generation.stream.output_items())
                 client.local.put(generation.response_id, (*generation.context_messages, *said))
             else:
                 client.local.discard(command.previous_response_id or "")
@@ -307,7 +306,7 @@ class Chat:
         sent = False
         while events := await self._store.read_events(response_id, after=after, count=REPLAY_PAGE):
             for number, event in events:
-                await client.write(with_stream_id(event, stream_id))
+                await client.write(with_stream_id(unjournaled(event), stream_id))
                 after = number
             sent = True
         return sent

@@ -12,7 +12,8 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 
 from protocol.errors import ProtocolError
-from protocol.events import Waiting
+from protocol.events import Waiting, Written
+from protocol.options import PLAIN
 from protocol.response_stream import ResponseStream, State
 from server.access.admission import Ticket
 from server.access.fair_queue import Demand, ServiceClass
@@ -248,7 +249,7 @@ class Summary:
         prompt = await self._document.prompt(engine, part.order)
         left = part.max_tokens
         if part.text:
-            longer = await engine.extend(prompt, part.text)
+            longer = await engine.extend(prompt, Written(part.text))
             left -= longer.token_count - prompt.token_count
             prompt = longer
         left = min(left, engine.context_length - prompt.token_count)
@@ -256,14 +257,16 @@ class Summary:
             part.finish_reason = FinishReason.LENGTH
             return
         request = generation_request(turn, self._epoch, Context(prompt, left), 0)
-        request = replace(request, id=f"{request.id}-{part.key}", priority=ticket.demand.service_class.rank)
+        request = replace(
+            request, id=f"{request.id}-{part.key}", priority=ticket.demand.service_class.rank, options=PLAIN
+        )
         tally = self._tally.part(prompt.token_count, ticket)
         lease.asked()
         async with aclosing(engine.generate(request)) as chunks:
             async for chunk in chunks:
                 lease.heard()
                 tally.count(chunk)
-                part.text += chunk.text
+                part.text += chunk.answer
                 part.changed.set()
                 if chunk.finish_reason is not None:
                     part.finish_reason = chunk.finish_reason

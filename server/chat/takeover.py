@@ -115,17 +115,16 @@ class Takeover:
             logger.info("took a response over", extra=fields)
             return
         logger.warning("ended an orphaned response", extra=fields)
-        text = "".join(event.delta or "" for event in events)
         last = events[-1].sequence_number if events else -1
-        message = "the server stopped before the answer was complete"
-        event, snapshot, output = failed_event(restored_head(stored), last + 1, text, "server_error", message, Usage())
+        fault = ("server_error", "the server stopped before the answer was complete")
+        event, snapshot, output = failed_event(restored_head(stored), events, last + 1, fault, Usage())
         end = Finish(
             response_id=stored.id,
             epoch=stored.epoch,
             status=State.FAILED.value,
             output=output,
             snapshot=encode(snapshot),
-            events=((event.sequence_number, event.data),),
+            events=((event.sequence_number, event.journaled),),
         )
         try:
             await self._runtime.finish(end, stored.conversation, timeout_s=0)

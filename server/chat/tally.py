@@ -53,9 +53,13 @@ class Tally:
         self._first_token_at: float | None = None
         self._pace: _Pace | None = None
 
-    def start(self, input_tokens: int, ticket: Ticket) -> None:
-        """The engine gets the prompt; not for the first time where an engine died under the answer."""
-        self.usage = Usage(input_tokens=input_tokens, output_tokens=self.usage.output_tokens)
+    def start(self, input_tokens: int, ticket: Ticket, *, goes_on: bool = True) -> None:
+        """The engine gets the prompt; not for the first time where an engine died under the answer.
+
+        goes_on: it goes on with the answer; else it begins anew.
+        """
+        said, thought = (self.usage.output_tokens, self.usage.reasoning_tokens) if goes_on else (0, 0)
+        self.usage = Usage(input_tokens=input_tokens, output_tokens=said, reasoning_tokens=thought)
         self._pace = self._start(ticket)
 
     def part(self, input_tokens: int, ticket: Ticket) -> PartTally:
@@ -72,7 +76,12 @@ class Tally:
         """Count a chunk's tokens and the gap before it."""
         assert self._pace is not None  # `start` came before
         usage = self.usage
-        self.usage = Usage(usage.input_tokens, chunk.cached_tokens, usage.output_tokens + chunk.token_count)
+        self.usage = Usage(
+            usage.input_tokens,
+            chunk.cached_tokens,
+            usage.output_tokens + chunk.token_count,
+            usage.reasoning_tokens + chunk.reasoning_tokens,
+        )
         self.note(chunk.token_count, self._pace)
 
     def add(self, usage: Usage) -> None:
@@ -82,6 +91,7 @@ class Tally:
             mine.input_tokens + usage.input_tokens,
             mine.cached_tokens + usage.cached_tokens,
             mine.output_tokens + usage.output_tokens,
+            mine.reasoning_tokens + usage.reasoning_tokens,
         )
 
     def note(self, tokens: int, pace: _Pace) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import msgspec
 
 from protocol.codec import encode
 from protocol.commands import ResponseCreate
-from protocol.items import Message, MessageItem
+from protocol.items import Item, Message
 from protocol.response_stream import ResponseHead, response_object
 from server.access.auth import tenant_of
 from server.chat.context import Context, ContextRequest
@@ -34,7 +35,7 @@ class Turn:
     command: ResponseCreate
     previous: str | None
     before: tuple[Message, ...]
-    items: tuple[MessageItem, ...]
+    items: tuple[Item, ...]
 
 
 def make_turn(owner: str, model: Model, command: ResponseCreate, before: tuple[Message, ...] | None) -> Turn:
@@ -98,12 +99,9 @@ def item_id_of(response_id: str) -> str:
     return response_id.replace("resp_", "msg_", 1)
 
 
-def message_items(messages: tuple[Message, ...], response_id: str | None) -> tuple[MessageItem, ...]:
+def message_items(messages: tuple[Message, ...], response_id: str | None) -> tuple[Item, ...]:
     """Return messages as items to keep, each with an id of its own."""
-    return tuple(
-        MessageItem(f"msg_{uuid.uuid4().hex}", message.role, message.content, "completed", response_id)
-        for message in messages
-    )
+    return tuple(Item.of(message, uuid.uuid4().hex, response_id) for message in messages)
 
 
 def parameters(command: ResponseCreate) -> dict[str, Any]:
@@ -115,6 +113,7 @@ def parameters(command: ResponseCreate) -> dict[str, Any]:
         "truncation": command.truncation or "disabled",
         "store": command.is_stored,
         "metadata": command.metadata or {},
+        **command.options.as_wire(),
     }
 
 
@@ -135,7 +134,7 @@ def new_turn(turn: Turn, gateway: str) -> NewTurn:
     )
 
 
-def context_request(turn: Turn, history: tuple[MessageItem, ...], reserve: int) -> ContextRequest:
+def context_request(turn: Turn, history: tuple[Item, ...], reserve: int) -> ContextRequest:
     """Return what must fit the window. reserve: tokens kept for the answer when trimming."""
     command = turn.command
     return ContextRequest(
@@ -145,6 +144,7 @@ def context_request(turn: Turn, history: tuple[MessageItem, ...], reserve: int) 
         max_output_tokens=command.max_output_tokens,
         reserve=reserve,
         may_trim=command.truncation == "auto",
+        options=command.options,
     )
 
 
@@ -167,7 +167,7 @@ def generation_request(turn: Turn, epoch: int, context: Context, said: int) -> G
         top_p=drawn("top_p"),
         top_k=drawn("top_k"),
         min_p=drawn("min_p"),
-        seed=command.seed,
+        seed=_seed(turn),
         presence_penalty=drawn("presence_penalty"),
         frequency_penalty=drawn("frequency_penalty"),
         repetition_penalty=drawn("repetition_penalty"),
@@ -175,4 +175,18 @@ def generation_request(turn: Turn, epoch: int, context: Context, said: int) -> G
         ignore_eos=bool(command.ignore_eos),
         stop=command.stop_strings,
     )
-    return GenerationRequest(f"{turn.head.id}-{epoch}", context.prompt, sampling, cache_salt=tenant_of(turn.owner))
+    return GenerationRequest(
+        id=f"{turn.head.id}-{epoch}",
+        prompt=context.prompt,
+        sampling=sampling,
+        cache_salt=tenant_of(turn.owner),
+        options=command.options,
+    )
+
+
+def _seed(turn: Turn) -> int | None:
+    """Return the turn's seed; where an interrupted answer has to be made again from its beginning, one of its own."""
+    command = turn.command
+    if command.seed is not None or not command.options.is_guided:
+        return command.seed
+    return zlib.crc32(turn.head.id.encode())

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Protocol
 
+from protocol.events import NOTHING_WRITTEN, Written
 from protocol.items import Message
+from protocol.options import PLAIN, Options
+from protocol.output import Piece, PieceKind
 
 
 class EngineError(Exception):
@@ -32,6 +35,14 @@ class RequestError(EngineError):
 
 class PromptError(EngineError):
     """The chat template refused these messages (for instance a system message in the wrong place)."""
+
+
+class RefusedError(EngineError):
+    """This model cannot do what the turn asks for. param: the field that asks for it."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class FinishReason(StrEnum):
@@ -78,12 +89,14 @@ class Prompt:
     token_count: length in tokens (an estimate where `token_ids` is empty).
     messages: what it was made from.
     continuation: the beginning of the answer that `extend` has put behind it.
+    opening: tokens at the end that the template has put behind the last message, to open the answer.
     """
 
     token_ids: Sequence[int]
     token_count: int
     messages: tuple[Message, ...] = ()
-    continuation: str = ""
+    continuation: Written = NOTHING_WRITTEN
+    opening: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +106,7 @@ class GenerationRequest:
     cache_salt: only requests with the same one share what the engine remembers of prompts; empty for those that
     belong to no group. How long a prompt takes would tell others whether it was said before.
     priority: 0 is the most urgent. An engine that is short of room may put off those with higher numbers.
+    options: what its output is to be and is read as.
     """
 
     id: str
@@ -100,6 +114,7 @@ class GenerationRequest:
     sampling: Sampling
     cache_salt: str = ""
     priority: int = 0
+    options: Options = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +132,7 @@ class VllmSettings:
     cpu_kvcache_gib: memory for the running answers without a GPU, in GiB (1).
     seed: of answers that bring none themselves.
     gpus: numbers of the GPUs that it may see; empty: all.
+    tool_parser, reasoning_parser: what reads the model's output, by vLLM's names.
     extra: further arguments of vLLM's `EngineArgs`, by their Python names; they win over all others.
     """
 
@@ -131,6 +147,8 @@ class VllmSettings:
     cpu_kvcache_gib: float | None = None
     seed: int | None = None
     gpus: tuple[int, ...] = ()
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -139,6 +157,10 @@ class Chunk:
     """What came since the last chunk.
 
     text: new text, never half a character, never part of a stop string; may be empty.
+    pieces: what a parser read in it, without markup; None where no parser reads the answer, whose text it is then.
+    Where the prompt has a continuation, the first ones are those of the continuation, once more.
+    token_ids: the tokens it stands for, where a parser reads the answer and the engine knows them.
+    reasoning_tokens: those of its tokens that the model was thinking.
     token_count: tokens it stands for (0 is allowed on the last one).
     finish_reason: set on the last chunk only.
     cached_tokens: prompt tokens served from the prefix cache; known from the first chunk on (a remote server tells it
@@ -149,6 +171,27 @@ class Chunk:
     token_count: int
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
+    pieces: tuple[Piece, ...] | None = None
+    token_ids: tuple[int, ...] = ()
+    reasoning_tokens: int = 0
+
+    @property
+    def answer(self) -> str:
+        """What the answer says in it: neither markup nor thoughts nor calls."""
+        if self.pieces is None:
+            return self.text
+        return "".join(piece.text for piece in self.pieces if piece.kind is PieceKind.TEXT)
+
+
+def refuse_options(options: Options) -> None:
+    """Refuse, for an engine that takes text only, what would change the answer if it were ignored.
+
+    Raises RefusedError. Tools that may be called need not be.
+    """
+    if options.must_call:
+        raise RefusedError("this model calls no functions; tool_choice must be 'auto' or 'none'", "tool_choice")
+    if options.format is not None:
+        raise RefusedError("this model keeps to no form; leave text.format out", "text.format.type")
 
 
 # Called with plain words and, where it is known, how much is done (0.0 to 1.0).
@@ -178,14 +221,18 @@ class Engine(Protocol):
         """
         ...
 
-    async def render(self, messages: Sequence[Message]) -> Prompt:
+    async def check(self, options: Options) -> None:
+        """Return if this model can do all of that. Raises RefusedError naming the field, EngineDeadError."""
+        ...
+
+    async def render(self, messages: Sequence[Message], options: Options = PLAIN) -> Prompt:
         """Apply the chat template; text of messages can never become a control token.
 
         Long text is tokenised off the event loop. Raises PromptError where the template refuses, EngineDeadError.
         """
         ...
 
-    async def extend(self, prompt: Prompt, text: str) -> Prompt:
+    async def extend(self, prompt: Prompt, written: Written) -> Prompt:
         """Return the prompt followed by the beginning of its answer, so that generation goes on from there.
 
         Raises EngineDeadError.

@@ -42,6 +42,10 @@ class InertEncoder:
         self._finder = Tokenizer.from_str(json.dumps(description))
         self._encoder = Tokenizer.from_str(_without_controls(description, self._control_ids))
 
+    def has_control(self, text: str) -> bool:
+        """Return whether a template that held this text would make a control token of it."""
+        return any(control in text for control in self._controls)
+
     def find_controls(self, text: str) -> Iterator[int | str]:
         """Yield the control tokens of a template's own text, and the text between them."""
         encoding = self._finder.encode(text, add_special_tokens=False)

@@ -23,7 +23,9 @@ from typing import Any, Final
 import aiohttp
 
 from protocol.errors import excerpt
+from protocol.events import Written
 from protocol.items import Message
+from protocol.options import PLAIN, Options
 from server.engine.base import (
     AnswerLostError,
     Chunk,
@@ -36,6 +38,7 @@ from server.engine.base import (
     PromptError,
     RequestError,
     given,
+    refuse_options,
 )
 from server.engine.completion_stream import CompletionStream
 from server.engine.endpoint import Endpoint, EndpointDownError, EndpointRefusedError, pieces
@@ -184,7 +187,12 @@ class OpenAIEngine:
 
     # Prompts
 
-    async def render(self, messages: Sequence[Message]) -> Prompt:
+    async def check(self, options: Options) -> None:
+        """Refuse what is not handed on yet."""
+        self._check_open()
+        refuse_options(options)
+
+    async def render(self, messages: Sequence[Message], options: Options = PLAIN) -> Prompt:  # noqa: ARG002 as in `check`
         """Make the prompt ready: here, or there when the answer is asked for."""
         self._check_open()
         if self._renderer is not None:
@@ -194,15 +202,15 @@ class OpenAIEngine:
             return Prompt((), _estimate(merged), tuple(messages))
         return Prompt((), await self._counted(merged), tuple(messages))
 
-    async def extend(self, prompt: Prompt, text: str) -> Prompt:
+    async def extend(self, prompt: Prompt, written: Written) -> Prompt:
         """Put the beginning of the answer behind the prompt."""
         self._check_open()
         if self._renderer is not None:
-            return await self._renderer.extend(prompt, text)
-        count = prompt.token_count + _estimate([Message("assistant", text)])
+            return await self._renderer.extend(prompt, written)
+        count = prompt.token_count + _estimate([Message("assistant", written.text)])
         if self._counts_prompts:
-            count = await self._counted(merge_turns(prompt.messages), text)
-        return replace(prompt, token_count=count, continuation=text)
+            count = await self._counted(merge_turns(prompt.messages), written.text)
+        return replace(prompt, token_count=count, continuation=written)
 
     async def _counted(self, messages: Sequence[Message], continuation: str = "") -> int:
         try:
@@ -225,7 +233,7 @@ class OpenAIEngine:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
         """Yield the answer as it comes; what has come meanwhile is one chunk."""
         self._check_open()
-        continuation = request.prompt.continuation if self._renderer is None else ""
+        continuation = request.prompt.continuation.text if self._renderer is None else ""
         stream = CompletionStream(repeated=continuation[len(continuation.rstrip()) :])
         self._unfinished += 1
         response: aiohttp.ClientResponse | None = None
@@ -306,7 +314,7 @@ class OpenAIEngine:
             del body["max_tokens"]  # all the room that we think there is: the server knows better
         if self._renderer is not None:
             return "completions", body | {"prompt": list(prompt.token_ids)}
-        return "chat/completions", body | _conversation(merge_turns(prompt.messages), prompt.continuation)
+        return "chat/completions", body | _conversation(merge_turns(prompt.messages), prompt.continuation.text)
 
     @property
     def _is_estimated(self) -> bool:
@@ -315,12 +323,25 @@ class OpenAIEngine:
 
 def _conversation(messages: Sequence[Message], continuation: str) -> dict[str, Any]:
     """Return what asks for the next answer, or for the rest of one that has begun."""
-    turns = [{"role": message.role, "content": message.content} for message in messages]
+    turns = [_turn(message) for message in messages]
     if not continuation:
         return {"messages": turns}
     # Templates trim, and the place where an untrimmed text ends would not be found.
     turns.append({"role": "assistant", "content": continuation.rstrip()})
     return {"messages": turns, "add_generation_prompt": False, "continue_final_message": True}
+
+
+def _turn(message: Message) -> dict[str, Any]:
+    """Return a message in the words of Chat Completions."""
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.calls:
+        turn["tool_calls"] = [
+            {"type": "function", "id": call.call_id, "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.calls
+        ]
+    if message.call_id is not None:
+        turn["tool_call_id"] = message.call_id
+    return turn
 
 
 def _estimate(messages: Sequence[Message]) -> int:

@@ -13,24 +13,22 @@ none is added here.
 from __future__ import annotations
 
 import asyncio
-import re
-import secrets
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from protocol.errors import excerpt
-from protocol.items import Message
+from protocol.events import Written
+from protocol.items import FunctionCall, Message
+from protocol.options import PLAIN, Options
 from server.engine.base import EngineStartError, Prompt, PromptError
 from server.engine.inert import InertEncoder, TokenCache
+from server.engine.parsing import template_switches, template_tools
+from server.engine.places import Filling, Places
 
 # Text up to this long is tokenised on the event loop; 1 MB/s and more is usual, so this is some milliseconds.
 INLINE_CHARS: Final = 4096
-
-# A message's place is this many decimal digits, twice around its number. Digits pass unchanged through what
-# templates do to content (trim, upper, tojson), and 2**64 of them cannot be guessed by who writes a message.
-_NONCE_DIGITS: Final = 20
-_INDEX_DIGITS: Final = 6
 
 _MAX_PIECES: Final = 256  # of template text remembered; a template has about ten
 
@@ -59,13 +57,14 @@ class PromptRenderer:
         self._encoder = InertEncoder(tokenizer)
         self._cache = TokenCache()
         self._pieces: dict[str, tuple[Part, ...]] = {}
+        self._words = str(tokenizer.chat_template)  # to see what the template knows
 
-    async def render(self, messages: Sequence[Message]) -> Prompt:
+    async def render(self, messages: Sequence[Message], options: Options = PLAIN) -> Prompt:
         """Return the tokens that ask for the next assistant message.
 
         Raises PromptError where the template refuses or would lose a message.
         """
-        parts = self._parts(messages)
+        parts, opening = self._parts(messages, options)
         texts = {part for part in parts if isinstance(part, str)}
         # Taken out before the await: meanwhile, another prompt may push them out of the cache.
         known = {text: self._cache[text] for text in texts if text in self._cache}
@@ -78,9 +77,12 @@ class PromptRenderer:
             self._cache.add(text, ids)
         known |= fresh
         token_ids: list[int] = []
-        for part in parts:
+        opened_at = 0
+        for index, part in enumerate(parts):
+            if index == opening:
+                opened_at = len(token_ids)
             token_ids += [part] if isinstance(part, int) else known[part]
-        return Prompt(token_ids, len(token_ids), tuple(messages))
+        return Prompt(token_ids, len(token_ids), tuple(messages), opening=len(token_ids) - opened_at)
 
     def text(self, prompt: Prompt) -> str:
         """Return the prompt as text, for engines that take nothing else.
@@ -88,46 +90,63 @@ class PromptRenderer:
         They find control tokens in it, so those that a message spells are broken up with `inert.BREAK`. One that their
         tokenizer puts first by itself is left out.
         """
-        first, *rest = self._parts(prompt.messages) or [""]
+        first, *rest = self._parts(prompt.messages, PLAIN)[0] or [""]
         if isinstance(first, int) and self._encoder.adds(first):
             first = ""
         parts = (
             self._encoder.control_text(part) if isinstance(part, int) else self._encoder.disarm(part)
             for part in (first, *rest)
         )
-        return "".join(parts) + self._encoder.disarm(prompt.continuation)
+        return "".join(parts) + self._encoder.disarm(prompt.continuation.text)
 
-    async def extend(self, prompt: Prompt, text: str) -> Prompt:
-        """Return the prompt with the beginning of its answer; that is text too, and holds no control token."""
-        encode = self._encoder.encode
-        more = await asyncio.to_thread(encode, text) if len(text) > INLINE_CHARS else encode(text)
+    async def extend(self, prompt: Prompt, written: Written) -> Prompt:
+        """Return the prompt with the beginning of its answer: its own tokens, or else its text, without controls."""
+        text, encode = written.text, self._encoder.encode
+        more = list(written.token_ids)
+        if not more:
+            more = await asyncio.to_thread(encode, text) if len(text) > INLINE_CHARS else encode(text)
         token_ids = [*prompt.token_ids, *more]
-        return replace(prompt, token_ids=token_ids, token_count=len(token_ids), continuation=text)
+        written = Written(text, tuple(more))
+        return replace(prompt, token_ids=token_ids, token_count=len(token_ids), continuation=written)
 
     def _encode_all(self, texts: Iterable[str]) -> dict[str, list[int]]:
         return {text: self._encoder.encode(text) for text in texts}
 
-    def _parts(self, messages: Sequence[Message]) -> list[Part]:
-        """Return the prompt as control tokens and the texts between them."""
+    def _parts(self, messages: Sequence[Message], options: Options) -> tuple[list[Part], int]:
+        """Return the prompt as control tokens and the texts between them, and where of them the answer's begin."""
         merged = merge_turns(messages)
-        places = _Places(len(merged))
-        rendered = self._apply([places.put(index, message) for index, message in enumerate(merged)])
+        places = Places(self._encoder.has_control)
+        rendered = self._apply([self._shown(message, places) for message in merged], options, places)
         parts: list[Part] = []
-        seen: set[int] = set()
+        opening = 0
         for piece in places.split(rendered):
-            if isinstance(piece, int):
-                seen.add(piece)
-                _append_text(parts, merged[piece].content.strip())
+            if isinstance(piece, Filling):
+                _append_text(parts, piece.text)
+                opening = len(parts) if piece.is_needed else opening
             else:
                 for part in self._template_parts(piece):
                     _append_text(parts, part) if isinstance(part, str) else parts.append(part)
-        for index, message in enumerate(merged):
-            if message.content.strip() and index not in seen:
-                raise PromptError(
-                    f"the model's chat template leaves out message {index + 1} of {len(merged)} "
-                    f"(role {message.role}); this model cannot take it there"
-                )
-        return parts
+        for index in places.unseen():
+            raise PromptError(
+                f"the model's chat template leaves out message {index + 1} of {len(merged)} "
+                f"(role {merged[index].role}); this model cannot take it there"
+            )
+        return parts, opening
+
+    def _shown(self, message: Message, places: Places) -> dict[str, Any]:
+        """Return a message as the template gets it."""
+        content = message.content
+        shown: dict[str, Any] = {"role": message.role}
+        if message.calls and "tool_calls" not in self._words:
+            # A template that knows no tools would lose them, and what they gave would come from nowhere.
+            content = "\n".join(text for text in (content, *map(_call_as_text, message.calls)) if text)
+        elif message.calls:
+            shown["tool_calls"] = [_call(call, places) for call in message.calls]
+        if message.reasoning and "reasoning_content" in self._words:
+            shown["reasoning_content"] = places.put(message.reasoning)
+        if message.call_id is not None:
+            shown["tool_call_id"] = places.guarded(message.call_id)
+        return shown | {"content": places.put(content, is_needed=True)}
 
     def _template_parts(self, piece: str) -> tuple[Part, ...]:
         """Return a piece of the template's own text as control tokens and texts; there are few different ones."""
@@ -138,56 +157,55 @@ class PromptRenderer:
             parts = self._pieces[piece] = tuple(self._encoder.find_controls(piece))
         return parts
 
-    def _apply(self, messages: list[dict[str, Any]]) -> str:
+    def _apply(self, messages: list[dict[str, Any]], options: Options, places: Places) -> str:
+        more = {name: value for name, value in template_switches(options.effort).items() if name in self._words}
+        if options.tools:
+            more["tools"] = places.guarded(template_tools(options))
         try:
-            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+            rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **more)
+            return str(rendered)
         except Exception as error:
             raise PromptError(f"the model's chat template refused: {excerpt(_first_line(error))}") from error
 
 
-class _Places:
-    """The placeholders of one rendering; new random digits each time."""
+def _call(call: FunctionCall, places: Places) -> dict[str, Any]:
+    """Return a call as templates want it: with its arguments as an object, where they are one."""
+    try:
+        arguments = json.loads(call.arguments)
+    except ValueError:
+        arguments = None
+    shown = arguments if isinstance(arguments, dict) else call.arguments
+    function = {"name": call.name, "arguments": places.guarded(shown)}
+    return {"type": "function", "id": places.guarded(call.call_id), "function": function}
 
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._left, self._right = (f"{secrets.randbelow(10**_NONCE_DIGITS):0{_NONCE_DIGITS}d}" for _ in range(2))
-        self._pattern = re.compile(f"{self._left}([0-9]{{{_INDEX_DIGITS}}}){self._right}")
 
-    def put(self, index: int, message: Message) -> dict[str, str]:
-        """Return the message as the template gets it.
-
-        White space around the text stays outside the placeholder, and empty text stays empty: templates trim
-        content and ask whether there is any.
-        """
-        content = message.content
-        core = content.strip()
-        if core:
-            start = content.index(core)
-            place = f"{self._left}{index:0{_INDEX_DIGITS}d}{self._right}"
-            content = content[:start] + place + content[start + len(core) :]
-        return {"role": message.role, "content": content}
-
-    def split(self, rendered: str) -> Iterator[int | str]:
-        """Yield the template's own text, and the number of a message where it stands."""
-        for index, piece in enumerate(self._pattern.split(rendered)):
-            if index % 2:
-                yield int(piece)
-            elif piece:
-                yield piece
+def _call_as_text(call: FunctionCall) -> str:
+    return json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
 
 
 def merge_turns(messages: Sequence[Message]) -> list[Message]:
-    """Join neighbours of one role: after a turn that was cancelled before its answer, templates that demand
-    alternating roles would refuse the next one.
+    """Join neighbours of one role.
+
+    Thoughts, words and calls of one turn are one message of a template. And after a turn that was cancelled before its
+    answer, templates that demand alternating roles would refuse the next one.
     """
     merged: list[Message] = []
     for message in messages:
-        if merged and merged[-1].role == message.role:
-            both = "\n\n".join(text for text in (merged[-1].content, message.content) if text)
-            merged[-1] = Message(message.role, both)
-        else:
+        last = merged[-1] if merged else None
+        if last is None or last.role != message.role or message.role == "tool":
             merged.append(message)
+            continue
+        merged[-1] = Message(
+            message.role,
+            _both(last.content, message.content),
+            _both(last.reasoning, message.reasoning),
+            last.calls + message.calls,
+        )
     return merged
+
+
+def _both(first: str, second: str) -> str:
+    return "\n\n".join(text for text in (first, second) if text)
 
 
 def _append_text(parts: list[Part], text: str) -> None:

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from protocol.errors import excerpt
+from protocol.events import Written
 from protocol.items import Message
+from protocol.options import PLAIN, Options
 from server.engine.base import (
     Chunk,
     EngineDeadError,
@@ -33,6 +35,7 @@ from server.engine.base import (
     Prompt,
     Sampling,
     given,
+    refuse_options,
 )
 from server.engine.prompt import PromptRenderer
 from server.engine.tokenizer import load_tokenizer
@@ -186,17 +189,22 @@ class TritonEngine:
 
     # Prompts and answers
 
-    async def render(self, messages: Sequence[Message]) -> Prompt:
+    async def check(self, options: Options) -> None:
+        """Refuse what is not handed on yet."""
+        self._alive()
+        refuse_options(options)
+
+    async def render(self, messages: Sequence[Message], options: Options = PLAIN) -> Prompt:  # noqa: ARG002 as in `check`
         """Apply the chat template and count."""
         self._alive()
         assert self._renderer is not None
         return await self._renderer.render(messages)
 
-    async def extend(self, prompt: Prompt, text: str) -> Prompt:
+    async def extend(self, prompt: Prompt, written: Written) -> Prompt:
         """Put the beginning of the answer behind the prompt."""
         self._alive()
         assert self._renderer is not None
-        return await self._renderer.extend(prompt, text)
+        return await self._renderer.extend(prompt, written)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
         """Yield the answer as it comes; what has come meanwhile is one chunk."""

@@ -1,4 +1,4 @@
-"""vLLM behind the engine contract: the only module that imports it, and only when an engine starts.
+"""vLLM behind the engine contract. It is imported here and in `parsing`, and only when an engine starts.
 
 What vLLM 0.32 does, as read in its source, and what follows from it:
 
@@ -17,11 +17,15 @@ import contextlib
 import multiprocessing
 import threading
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from protocol.errors import excerpt
+from protocol.events import Written
 from protocol.items import Message
+from protocol.options import PLAIN, Options
 from server.engine.base import (
     Chunk,
     EngineDeadError,
@@ -31,9 +35,11 @@ from server.engine.base import (
     GenerationRequest,
     ProgressCallback,
     Prompt,
+    RefusedError,
     Sampling,
     VllmSettings,
 )
+from server.engine.parsing import AnswerReader, OutputReader, Parsers
 from server.engine.prompt import PromptRenderer
 from server.engine.vllm_start import Start, check_source, engine_arguments, not_importable, on_event_loop
 
@@ -70,6 +76,7 @@ class VllmEngine:
         self._start: Start | None = None
         self._llm: AsyncLLM | None = None
         self._renderer: PromptRenderer | None = None
+        self._reader: OutputReader | None = None
         self._defaults: dict[str, Any] = {}
         self._closer: threading.Thread | None = None
 
@@ -137,21 +144,46 @@ class VllmEngine:
         self._defaults = llm.model_config.get_diff_sampling_param()
         self.context_length = llm.model_config.max_model_len
         self.max_concurrency = llm.scheduler_config.max_num_seqs
-        self._renderer = PromptRenderer(llm.get_tokenizer())  # last: from here on the engine answers
+        tokenizer = llm.get_tokenizer()
+        settings = self._settings
+        self._reader = OutputReader(tokenizer, Parsers(settings.tool_parser, settings.reasoning_parser))
+        self._renderer = PromptRenderer(tokenizer)  # last: from here on the engine answers
 
-    async def render(self, messages: Sequence[Message]) -> Prompt:
+    async def check(self, options: Options) -> None:
+        """Let vLLM look at what would guide the answer."""
+        llm = self._alive()
+        if options.is_guided or self._offers_tools(options):
+            await asyncio.to_thread(self._check, llm, options)
+
+    def _check(self, llm: AsyncLLM, options: Options) -> None:
+        parameters = self._parameters(Sampling(max_tokens=1), options)
+        config = llm.vllm_config
+        try:
+            tokenizer = llm.get_tokenizer()
+            parameters.verify(llm.model_config, config.speculative_config, config.structured_outputs_config, tokenizer)
+        except ValueError as error:
+            param = "tools" if options.format is None else "text.format"
+            text = f"{param} cannot guide this model: {excerpt(' '.join(str(error).split()))}"
+            raise RefusedError(text, param) from error
+
+    async def render(self, messages: Sequence[Message], options: Options = PLAIN) -> Prompt:
         """Apply the model's chat template."""
         self._alive()
         assert self._renderer is not None
-        return await self._renderer.render(messages)
+        if options.tools and not self._offers_tools(options):
+            options = msgspec.structs.replace(options, tools=())
+        return await self._renderer.render(messages, options)
 
-    async def extend(self, prompt: Prompt, text: str) -> Prompt:
+    def _offers_tools(self, options: Options) -> bool:
+        return self._reader is not None and self._reader.offers_tools(options)
+
+    async def extend(self, prompt: Prompt, written: Written) -> Prompt:
         """Add the beginning of the answer."""
         renderer = self._renderer
         self._alive()
         if renderer is None:
             raise EngineDeadError(f"engine {self.name} is still starting")
-        return await renderer.extend(prompt, text)
+        return await renderer.extend(prompt, written)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
         """Yield the answer's chunks as vLLM makes them."""
@@ -160,12 +192,19 @@ class VllmEngine:
 
         cached = 0
         try:
+            answer = self._begin(request)
+            if answer is not None and request.prompt.continuation.text:
+                yield Chunk("", 0, None, 0, answer.feed(request.prompt.continuation.text, is_last=False))
             prompt = tokens_input(list(request.prompt.token_ids), cache_salt=request.cache_salt or None)
-            outputs = llm.generate(prompt, self._parameters(request.sampling), request.id, priority=request.priority)
+            parameters = self._parameters(request.sampling, request.options)
+            outputs = llm.generate(prompt, parameters, request.id, priority=request.priority)
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
                     cached = output.num_cached_tokens or cached
-                    yield _chunk(output, cached)
+                    chunk = _chunk(output, cached)
+                    if answer is not None:
+                        chunk = answer.chunk(replace(chunk, token_ids=tuple(output.outputs[0].token_ids)))
+                    yield chunk
         except EngineError:
             raise
         except Exception as error:
@@ -222,11 +261,25 @@ class VllmEngine:
             raise EngineDeadError(f"engine {self.name} is not running")
         return self._llm
 
-    def _parameters(self, sampling: Sampling) -> SamplingParams:
+    def _begin(self, request: GenerationRequest) -> AnswerReader | None:
+        assert self._reader is not None
+        prompt = request.prompt
+        end = len(prompt.token_ids) - len(prompt.continuation.token_ids)
+        return self._reader.begin(request.options, prompt.token_ids[end - prompt.opening : end])
+
+    def _parameters(self, sampling: Sampling, options: Options) -> SamplingParams:
         from vllm.sampling_params import RequestOutputKind, SamplingParams  # noqa: PLC0415 - as in generate
 
         given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(sampling, name)) is not None}
-        return SamplingParams(**(self._defaults | given), stop=list(sampling.stop), output_kind=RequestOutputKind.DELTA)
+        assert self._reader is not None
+        guide = self._reader.guide(options)
+        return SamplingParams(
+            **(self._defaults | given),
+            stop=list(sampling.stop),
+            structured_outputs=guide.structured,
+            skip_special_tokens=not guide.keeps_markup,
+            output_kind=RequestOutputKind.DELTA,
+        )
 
     def _translated(self, error: Exception) -> EngineError:
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError  # noqa: PLC0415 - as in generate

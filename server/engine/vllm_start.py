@@ -26,6 +26,7 @@ _ENGINE_FIELDS: Final = (
     "dtype",
     "enforce_eager",
     "seed",
+    "reasoning_parser",  # so that what guides an answer waits until its thoughts are over
 )
 # bfloat16 is ten times slower than float32 without AVX-512; compiling takes minutes. A block is the smallest
 # piece of a prompt that the prefix cache can find again: 32 tokens is the smallest its CPU kernels take, the

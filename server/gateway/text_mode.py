@@ -115,7 +115,7 @@ class TextConnection:
             await self._say("[error] the server stops in the middle of this answer; connect again")
 
     async def _say_new(self, subscription: Subscription) -> None:
-        text = "".join(event.delta or "" for event in subscription.take_events())
+        text = "".join(event.text for event in subscription.take_events())
         if text:
             await self._say(text)
 

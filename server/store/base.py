@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from protocol.items import MessageItem
+from protocol.items import Item
 
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed"]
 Kind = Literal["conversation", "response", "previous_response"]
@@ -82,7 +82,7 @@ class NewTurn:
     command_id: str | None
     model: str
     created_at: int
-    items: tuple[MessageItem, ...]
+    items: tuple[Item, ...]
     request: bytes
     snapshot: bytes
     gateway: str
@@ -104,7 +104,7 @@ class Begun:
 class History:
     """What was said before a turn, oldest first. head: the response it ends with, None when there is nothing before."""
 
-    items: tuple[MessageItem, ...]
+    items: tuple[Item, ...]
     head: str | None
 
 
@@ -120,7 +120,7 @@ class Finish:
     response_id: str
     epoch: int
     status: ResponseStatus
-    output: tuple[MessageItem, ...]
+    output: tuple[Item, ...]
     snapshot: bytes
     events: tuple[tuple[int, bytes], ...]
 
@@ -142,8 +142,8 @@ class StoredResponse:
     created_at: int
     epoch: int
     gateway: str
-    items: tuple[MessageItem, ...]
-    output: tuple[MessageItem, ...]
+    items: tuple[Item, ...]
+    output: tuple[Item, ...]
     request: bytes
     snapshot: bytes
     last_sequence_number: int
@@ -174,7 +174,7 @@ class Store(Protocol):
 
     # Conversations
     async def create_conversation(
-        self, conversation: Conversation, items: Sequence[MessageItem], command_id: str | None
+        self, conversation: Conversation, items: Sequence[Item], command_id: str | None
     ) -> Conversation:
         """Make it with its first items; the same owner and command_id again return the first one's."""
 
@@ -192,7 +192,7 @@ class Store(Protocol):
 
     async def list_items(
         self, owner: str, conversation: str, *, after: str | None, limit: int
-    ) -> tuple[list[MessageItem], bool]:
+    ) -> tuple[list[Item], bool]:
         """Return at most `limit` items of the shown branch, oldest first, and whether more follow.
 
         The input of running and waiting turns comes last: an acknowledged turn is always listed. Nothing follows an

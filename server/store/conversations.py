@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import uuid4
 
-from protocol.items import MessageItem
+from protocol.items import Item
 from server.config import StoreConfig
 from server.store import records
 from server.store.base import Conversation
@@ -25,7 +25,7 @@ class ConversationStore:
     _config: StoreConfig
 
     async def create_conversation(
-        self, conversation: Conversation, items: Sequence[MessageItem], command_id: str | None
+        self, conversation: Conversation, items: Sequence[Item], command_id: str | None
     ) -> Conversation:
         """Make it with its first items; the same owner and command_id again return the first one's."""
         (fields,) = await self._client.run(
@@ -62,7 +62,7 @@ class ConversationStore:
 
     async def list_items(
         self, owner: str, conversation: str, *, after: str | None, limit: int
-    ) -> tuple[list[MessageItem], bool]:
+    ) -> tuple[list[Item], bool]:
         """Return at most `limit` items of the shown branch, oldest first, and whether more follow.
 
         The whole branch is read for each page, as it is for each turn. Nothing follows an `after` that is not on the
@@ -74,6 +74,6 @@ class ConversationStore:
         return list(items[first : first + limit]), len(items) > first + limit
 
 
-def _index(items: Sequence[MessageItem], wanted: str) -> int:
+def _index(items: Sequence[Item], wanted: str) -> int:
     """Return where an item stands, or the last index where it does not."""
     return next((index for index, item in enumerate(items) if item.id == wanted), len(items) - 1)

@@ -135,7 +135,7 @@ class Journal:
         if not self._config.write_ahead:
             self._settle(stored, _no_error)
         entries = [
-            JournalEntry(source.response_id, source.epoch, event.sequence_number, event.data)
+            JournalEntry(source.response_id, source.epoch, event.sequence_number, event.journaled)
             for source, events in stored
             for event in events
         ]

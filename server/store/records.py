@@ -8,20 +8,20 @@ from typing import cast
 
 import msgspec
 
-from protocol.items import MessageItem
+from protocol.items import Item
 from server.store.base import Conversation, ResponseStatus, StoredResponse
 
 _encoder = msgspec.json.Encoder()
-_items_decoder = msgspec.json.Decoder(tuple[MessageItem, ...])
+_items_decoder = msgspec.json.Decoder(tuple[Item, ...])
 _metadata_decoder = msgspec.json.Decoder(dict[str, str])
 
 
-def encode_items(items: Sequence[MessageItem]) -> bytes:
+def encode_items(items: Sequence[Item]) -> bytes:
     """Return items as one JSON list, readable with redis-cli."""
     return _encoder.encode(items)
 
 
-def decode_items(lists: Iterable[bytes]) -> tuple[MessageItem, ...]:
+def decode_items(lists: Iterable[bytes]) -> tuple[Item, ...]:
     """Return the items of several JSON lists as one."""
     return tuple(chain.from_iterable(map(_items_decoder.decode, lists)))
 

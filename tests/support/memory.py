@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import orjson
 
-from protocol.items import MessageItem
+from protocol.items import Item
 from server.access.auth import User
 from server.chat.client import LocalResponses
 from server.chat.hub import Channel, Subscription
@@ -47,7 +47,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.conversations: dict[str, Conversation] = {}
-        self.first_items: dict[str, list[MessageItem]] = {}
+        self.first_items: dict[str, list[Item]] = {}
         self.responses: dict[str, StoredResponse] = {}
         self.commands: dict[tuple[str, str], str] = {}
         self.journals: dict[str, list[JournalEntry]] = defaultdict(list)
@@ -103,7 +103,7 @@ class MemoryStore:
     # Conversations
 
     async def create_conversation(
-        self, conversation: Conversation, items: Sequence[MessageItem], command_id: str | None
+        self, conversation: Conversation, items: Sequence[Item], command_id: str | None
     ) -> Conversation:
         await self._call("create_conversation")
         self.conversations[conversation.id] = conversation
@@ -138,7 +138,7 @@ class MemoryStore:
 
     async def list_items(
         self, owner: str, conversation: str, *, after: str | None, limit: int
-    ) -> tuple[list[MessageItem], bool]:
+    ) -> tuple[list[Item], bool]:
         await self._call("list_items")
         items = list(self.first_items.get(conversation, ()))
         for response in self.responses.values():

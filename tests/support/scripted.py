@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
+from protocol.events import Written
 from protocol.items import Message
+from protocol.options import PLAIN, Options
 from server.engine.base import (
     Chunk,
     EngineDeadError,
@@ -44,14 +46,17 @@ class ScriptedEngine:
         if self.fault is not None:
             raise self.fault
 
-    async def render(self, messages: Sequence[Message]) -> Prompt:
+    async def check(self, options: Options) -> None:
+        """Take whatever is asked."""
+
+    async def render(self, messages: Sequence[Message], options: Options = PLAIN) -> Prompt:
         await asyncio.sleep(0)
         self.rendered.append(messages)
         count = sum(len(message.content) + 1 for message in messages)
         return Prompt((), count, tuple(messages))
 
-    async def extend(self, prompt: Prompt, text: str) -> Prompt:
-        return Prompt((), prompt.token_count + len(text), prompt.messages, text)
+    async def extend(self, prompt: Prompt, written: Written) -> Prompt:
+        return Prompt((), prompt.token_count + len(written.text), prompt.messages, written)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
         self.requests.append(request)

@@ -77,8 +77,8 @@ def faults(path: Path, source: str) -> list[str]:
     if module != "server.app":
         concrete = CONCRETE_ENGINES | (CONCRETE_STORE if unit != "server.store" else set())
         wrong += [f"imports {name}: only app.py names it" for name in imported & concrete]
-    if module != "server.engine.vllm":
-        wrong += [f"imports {name}: only engine/vllm.py may" for name in imported if top(name) == "vllm"]
+    if module not in {"server.engine.vllm", "server.engine.parsing"}:
+        wrong += [f"imports {name}: only engine/vllm.py and parsing.py may" for name in imported if top(name) == "vllm"]
     return sorted(wrong)
 
 
@@ -115,7 +115,7 @@ def test_imports_run_down_only(path):
         ("server/store/x.py", "def f():\n    import server.access.auth", "sideways"),
         ("server/chat/x.py", "from server.engine.echo import EchoEngine", "only app.py"),
         ("server/chat/x.py", "from server.store import redis", "only app.py"),
-        ("server/engine/echo.py", "import vllm.sampling_params", "only engine/vllm.py"),
+        ("server/engine/echo.py", "import vllm.sampling_params", "only engine/vllm.py and parsing.py"),
         ("protocol/x.py", "import asyncio", "not allowed in protocol/"),
         ("protocol/x.py", "import redis", "not allowed in protocol/"),
         ("protocol/x.py", "from server import config", "upward"),
@@ -139,7 +139,7 @@ def test_a_right_import_passes(path, source):
 
 
 def test_the_server_imports_without_vllm_and_without_the_tests_packages():
-    """Only engine/vllm.py needs vLLM, and only when that engine is used; the `dev` extra is never needed."""
+    """Two modules need vLLM, and only when an engine starts that uses them; the `dev` extra is never needed."""
     names = [module_name(path) for path in MODULES]
     names = [name for name in names if name not in {"server.engine.vllm", "server.__main__"}]
     blocked = [

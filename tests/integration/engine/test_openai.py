@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
+from protocol.events import Written
 from protocol.items import Message
 from server.engine.base import Engine, EngineStartError, FinishReason, GenerationRequest, RequestError, Sampling
 from server.engine.openai import OpenAIEngine, OpenAISettings
@@ -84,7 +85,7 @@ async def test_an_answer_goes_on_where_it_broke_off(engine: OpenAIEngine, exact:
     whole = text_of(await ask(engine, question, greedy))
     of = whole.index(" of")
     for way, cut in ((engine, of), (engine, of + 4), (exact, of), (exact, of + 3)):
-        prompt = await way.extend(await way.render(question), whole[:cut])
+        prompt = await way.extend(await way.render(question), Written(whole[:cut]))
         async with aclosing(way.generate(GenerationRequest("rest", prompt, greedy))) as chunks:
             rest = "".join([chunk.text async for chunk in chunks])
         assert whole[:cut] + rest == whole

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from protocol.events import Written
 from server.engine.base import (
     EngineDeadError,
     EngineError,
@@ -104,7 +105,7 @@ async def test_the_length_limit_is_told(triton: TritonServer, default_model_dir:
 
 async def test_an_answer_goes_on_where_it_broke_off(engine: TritonEngine) -> None:
     """With its beginning behind the prompt."""
-    prompt = await engine.extend(await engine.render(user("one two three")), "one")
+    prompt = await engine.extend(await engine.render(user("one two three")), Written("one"))
     async with aclosing(engine.generate(GenerationRequest("rest", prompt, Sampling(9)))) as chunks:
         assert "".join([chunk.text async for chunk in chunks]) == " two three"
 

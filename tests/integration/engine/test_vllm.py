@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from protocol.items import Message
+from protocol.options import PLAIN
 from server.engine.base import Engine, EngineError, FinishReason, GenerationRequest, Prompt, Sampling
 from server.engine.vllm import VllmEngine
 from tests.unit.engine.contract import EngineContract, ask, text_of, user
@@ -96,7 +97,10 @@ def detokenized(engine: VllmEngine, ids: list[int]) -> list[str]:
     from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
     request: Any = SimpleNamespace(
-        request_id="r", prompt_token_ids=[1], prompt_embeds=None, sampling_params=engine._parameters(Sampling(99))
+        request_id="r",
+        prompt_token_ids=[1],
+        prompt_embeds=None,
+        sampling_params=engine._parameters(Sampling(99), PLAIN),
     )
     detokenizer = IncrementalDetokenizer.from_new_request(tokenizer_of(engine), request)
     pieces = []
@@ -117,11 +121,11 @@ async def test_a_prompt_beyond_the_window_fails_alone(engine: Engine) -> None:
 async def test_the_models_own_sampling_defaults_hold(engine: VllmEngine, default_model_dir: str) -> None:
     """What a request leaves open is taken from generation_config.json, what it says wins."""
     own = msgspec.json.decode((Path(default_model_dir) / "generation_config.json").read_bytes())
-    parameters = engine._parameters(Sampling(7))
+    parameters = engine._parameters(Sampling(7), PLAIN)
     assert parameters.max_tokens == 7
     assert parameters.temperature == own["temperature"]
     assert parameters.repetition_penalty == own["repetition_penalty"]
-    said = engine._parameters(Sampling(7, temperature=1.5, top_k=3, stop=("x",)))
+    said = engine._parameters(Sampling(7, temperature=1.5, top_k=3, stop=("x",)), PLAIN)
     assert (said.temperature, said.top_k, said.stop) == (1.5, 3, ["x"])
 
 

@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 import redis
 
-from protocol.items import MessageItem
+from protocol.items import Item
 from server.config import LimitsConfig, StoreConfig
 from server.store.base import Conversation, Finish, History, NewTurn
 from server.store.embedded import _candidates, valkey_arguments
@@ -132,8 +132,8 @@ class Scene:
     """What tests say often, in few words. Owner `ann`, conversation `c` unless told otherwise."""
 
     @staticmethod
-    def item(text: str, role: Any = "user") -> MessageItem:
-        return MessageItem(f"msg_{text}", role, text)
+    def item(text: str, role: Any = "user") -> Item:
+        return Item(f"msg_{text}", role, text)
 
     @staticmethod
     def conversation(name: str = "c", owner: str = "ann") -> Conversation:

@@ -42,7 +42,7 @@ class Listener:
 
 
 def channel(audience: list[int] | None = None) -> Channel:
-    return Channel("resp_1", "msg_1", (audience if audience is not None else []).append)
+    return Channel("resp_1", (audience if audience is not None else []).append)
 
 
 def answer(*texts: str) -> list[Event]:

@@ -12,6 +12,7 @@ import pytest
 
 from protocol.commands import ConversationCreate
 from protocol.errors import ProtocolError
+from protocol.events import Written
 from server.chat.generation import Generation
 from server.store.base import StoreError
 from tests.unit.chat.conftest import settle
@@ -74,8 +75,8 @@ async def test_going_on_never_asks_for_more_than_the_window(a, b, store):
     await a.client.until("response.output_text.delta")
     await a.die()
 
-    async def extend(prompt: Any, text: str) -> Any:
-        return type(prompt)((), prompt.token_count + 2 * len(text), prompt.messages, text)
+    async def extend(prompt: Any, written: Written) -> Any:
+        return type(prompt)((), prompt.token_count + 2 * len(written.text), prompt.messages, written)
 
     b.engine.extend = extend
     b.engine.end()

@@ -36,7 +36,7 @@ class Summarizer(ScriptedEngine):
         self.unfinished += 1
         try:
             order = request.prompt.messages[-1].content
-            text = answer(order)[len(request.prompt.continuation) :]
+            text = answer(order)[len(request.prompt.continuation.text) :]
             if text:
                 yield Chunk(text[0], 1)
             await self.gate.wait()

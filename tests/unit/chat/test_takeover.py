@@ -54,7 +54,7 @@ async def test_the_answer_goes_on_elsewhere(a, b, store):
     await there.until("response.completed")
     check_whole(a.client.of() + there.of(), "Hello world")
     (request,) = b.engine.requests
-    assert request.prompt.continuation == "Hello "
+    assert request.prompt.continuation.text == "Hello "
     assert request.sampling.max_tokens == 100 - len("Hello ")
     assert store.responses[generation.response_id].epoch == 2
 
@@ -276,7 +276,7 @@ async def test_an_engine_that_dies(a):
     engine.end()
     end = await a.client.until("response.completed")
     check_whole(a.client.of(), "Hello world")
-    assert engine.requests[0].prompt.continuation == "Hello "
+    assert engine.requests[0].prompt.continuation.text == "Hello "
     assert end["response"]["usage"]["output_tokens"] == len("Hello world")
 
 

@@ -51,7 +51,7 @@ def no_collections() -> Iterator[None]:
 async def test_an_idle_connection_keeps_nothing_of_an_ended_response(socket):
     """Its events are sent, and freed with the response: thousands of connections are idle after an answer."""
     connection = Connection(socket, LOCAL_USER, None, Config(engine="echo"), Metrics())  # type: ignore[arg-type]
-    channel = Channel("resp_1", "msg_1", lambda _listeners: None)
+    channel = Channel("resp_1", lambda _listeners: None)
     connection.subscribe(channel, cursor=0, stream_id=None)
     channel.publish([Event(0, b"{}")])
     assert connection.is_subscribed("resp_1")

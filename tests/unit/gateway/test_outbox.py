@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from websockets.exceptions import ConnectionClosedError
 
-from protocol.events import delta_event, delta_template
+from protocol.events import TEXT_DELTA, Part, delta_event
 from server.chat.hub import Channel, Subscription
 from server.gateway import outbox as outboxes
 from server.gateway.outbox import FAST_BUFFER_BYTES, WAITING_HIGH, Outbox
@@ -79,7 +79,7 @@ class Listener:
     """The connection's side of a subscription."""
 
     def __init__(self, outbox: Outbox) -> None:
-        self.channel = Channel("resp_1", "msg_1", lambda _count: None)
+        self.channel = Channel("resp_1", lambda _count: None)
         self.subscription = Subscription(self.channel, self, cursor=0, stream_id=None)
         self.channel.add(self.subscription)
         self._outbox = outbox
@@ -93,7 +93,7 @@ class Listener:
 
     def say(self, *texts: str) -> None:
         for text in texts:
-            self.channel.publish([delta_event(delta_template("msg_1"), self._number, text)])
+            self.channel.publish([delta_event(Part(TEXT_DELTA, "msg_1"), self._number, text)])
             self._number += 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import ProtocolError
-from protocol.items import MAX_INPUT_ITEMS, Message, MessageItem, json_type, parse_input
+from protocol.items import MAX_INPUT_ITEMS, Item, Message, json_type, parse_input
 
 
 def refusal(value, param: str = "input") -> ProtocolError:
@@ -67,7 +67,7 @@ def test_reasoning_is_left_out():
     assert parse_input(items) == (Message("user", "x"),)
 
 
-@pytest.mark.parametrize("kind", ["function_call", "function_call_output", "item_reference", "", 0, False, [], {}])
+@pytest.mark.parametrize("kind", ["item_reference", "web_search_call", "", 0, False, [], {}])
 def test_other_kinds_are_refused(kind):
     """What the model cannot be shown is refused by name."""
     assert refusal([{"type": kind, "role": "user", "content": "x"}]).param == "input[0].type"
@@ -128,14 +128,14 @@ def test_input_is_not_repeated_at_length():
 
 def test_items_as_they_are_shown():
     """A user's text is input, an assistant's output; the response's id stands only where there is one."""
-    assert MessageItem("msg_1", "user", "hi").as_wire() == {
+    assert Item("msg_1", "user", "hi").as_wire() == {
         "id": "msg_1",
         "type": "message",
         "role": "user",
         "status": "completed",
         "content": [{"type": "input_text", "text": "hi"}],
     }
-    assert MessageItem("msg_2", "assistant", "yo", "incomplete", "resp_1").as_wire() == {
+    assert Item("msg_2", "assistant", "yo", "incomplete", "resp_1").as_wire() == {
         "id": "msg_2",
         "type": "message",
         "role": "assistant",
@@ -148,7 +148,7 @@ def test_items_as_they_are_shown():
 def test_what_is_shown_can_be_sent_again():
     """An item as listed is an item as taken."""
     for role in ("user", "assistant", "system"):
-        item = MessageItem("msg_1", role, "text", "completed", "resp_1")
+        item = Item("msg_1", role, "text", "completed", "resp_1")
         assert parse_input([item.as_wire()]) == (item.as_message(),)
 
 

@@ -35,7 +35,8 @@ from protocol.commands import (
 from protocol.commands import ConversationCreate as Create
 from protocol.errors import ERROR_CODES, ProtocolError
 from protocol.events import Usage, Waiting, answer, error_event, steer_failed
-from protocol.items import MessageItem
+from protocol.items import Item
+from protocol.output import Piece, PieceKind, wire_item
 from protocol.response_stream import TRANSITIONS, ResponseHead, ResponseStream
 from server.access.auth import User
 from server.access.limits import Allowance, _wire
@@ -78,6 +79,7 @@ PARAMETERS = parameters(ResponseCreate(previous_response_id="resp_0"))
 RUNNING = ResponseStream(ResponseHead("resp_1", "msg_1", "m", 1, "conv_1", "resp_0", PARAMETERS))
 RUNNING.create(waiting=False)
 RUNNING.start()
+RUNNING.push("x")
 
 
 def real_response_events() -> Iterator[bytes]:
@@ -95,6 +97,9 @@ def real_response_events() -> Iterator[bytes]:
         stream.note(Progress(12, [310, 655], Usage(4301, 0, 140)).as_notice())
         stream.push("text")
         if end == "complete":
+            for kind in (PieceKind.REASONING, PieceKind.CALL, PieceKind.ARGUMENTS):
+                stream.add(Piece(kind, "text"))
+        if end == "complete":
             stream.complete(Usage(1, 0, 1))
         elif end == "interrupt":
             stream.interrupt("cancelled", Usage(1, 0, 1))
@@ -107,7 +112,7 @@ def real_answers() -> Iterator[bytes]:
     """Every answer to a command, as server/chat makes it, with and without an address."""
     conversations = [wire_conversation(Conversation("conv_1", "local", 1, 2, {"a": "b"}, None, r)) for r in (None, "r")]
     deleted = {"id": "conv_1", "object": "conversation.deleted", "deleted": True}
-    items = [MessageItem("m", "user", "x", "completed", "r"), MessageItem("m", "assistant", "y", "completed", "r")]
+    items = [Item("m", "user", "x", "completed", "r"), Item("m", "assistant", "y", "completed", "r")]
     rows = [item.as_wire() for item in items]
     model = {"id": "m", "object": "model", "created": 1, "owned_by": "tokenwire", "state": "ready", "detail": "ready"}
     model |= {"progress": None, "context_length": 8192, "running": 0, "waiting": 0, "aliases": ["n"], "pinned": False}
@@ -135,7 +140,9 @@ def real_answers() -> Iterator[bytes]:
         for user in (User("acme/ann", frozenset({"instructions"}), expires_at=1.0), User("ann", frozenset({"admin"}))):
             yield answer("session.updated", SessionUpdate(**address), session=wire_session(user))
         subscribe = ConversationSubscribe(conversation="c", **address)
-        for running in ([], [{"response": RUNNING.snapshot(), "text": "x", "sequence_number": 4}]):
+        output = [wire_item(item) for item in RUNNING.output_items()]
+        running_now = {"response": RUNNING.snapshot(), "output": output, "text": "x", "sequence_number": 4}
+        for running in ([], [running_now]):
             snapshot = {"conversation": conversations[1], "items": rows, "has_more": False, "responses": running}
             yield answer("conversation.subscribed", subscribe, **snapshot)
         unsubscribe = ConversationUnsubscribe(conversation="c", **address)
@@ -147,7 +154,7 @@ def real_answers() -> Iterator[bytes]:
 
 def real_news() -> Iterator[bytes]:
     """What a subscription hears of, as server/chat/feeds.py makes it, on a lane and on none."""
-    item = MessageItem("m", "user", "x", "completed", "r").as_wire()
+    item = Item("m", "user", "x", "completed", "r").as_wire()
     for stream_id in (None, "live"):
         added = {"type": "conversation.item.added", "conversation": "c", "item": item}
         deleted = {"id": "c", "object": "conversation.deleted", "deleted": True}
@@ -299,7 +306,13 @@ def test_the_field_tables(heading, command):
         fields -= {"id", "stream_id"}
     if "messages" in fields:
         fields = fields - {"messages", "plain"} | {"items" if command is Create else "input"}
-    assert names - {"text", "tools", "tool_choice"} == fields
+    if "options" in fields:
+        fields = fields - {"options"} | OPTIONS
+    assert names == fields
+
+
+# What `Options` is read from.
+OPTIONS = {"text", "tools", "tool_choice", "parallel_tool_calls", "reasoning", "top_logprobs", "include"}
 
 
 def test_links_lead_somewhere():

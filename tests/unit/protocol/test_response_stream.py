@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from protocol.codec import encode
 from protocol.errors import IllegalTransitionError
-from protocol.events import Event, Usage, Waiting, delta_template, merge_deltas
+from protocol.events import TEXT_DELTA, Event, Part, Usage, Waiting, merge_deltas
 from protocol.response_stream import (
     TRANSITIONS,
     ResponseHead,
@@ -279,7 +279,7 @@ def test_failing_never_fails():
     stream = running()
     stream.fail("engine_error", "no such file: caf\udce9", USAGE)
     assert read(stream.take())[-1]["response"]["error"]["message"] == "no such file: caf\ufffd"
-    event, body, _ = failed_event(HEAD, 3, "", "engine_error", "caf\udce9", USAGE)
+    event, body, _ = failed_event(HEAD, (), 3, ("engine_error", "caf\udce9"), USAGE)
     assert json.loads(event.data)["response"] == body
 
 
@@ -340,12 +340,12 @@ def test_an_end_outside_the_stream():
     """`failed_event` makes what `fail` would have made of the same text."""
     stream = running("par", "tial")
     stream.fail("server_error", "lost", USAGE)
-    last = stream.take()[-1]
-    event, body, items = failed_event(HEAD, last.sequence_number, "partial", "server_error", "lost", USAGE)
+    *seen, last = stream.take()
+    event, body, items = failed_event(HEAD, seen, last.sequence_number, ("server_error", "lost"), USAGE)
     assert event == last
     assert body == stream.snapshot()
     assert items == stream.output_items()
-    assert failed_event(HEAD, 1, "", "server_error", "lost", USAGE)[2] == ()
+    assert failed_event(HEAD, (), 1, ("server_error", "lost"), USAGE)[2] == ()
 
 
 # Properties
@@ -401,7 +401,6 @@ def test_chunking_does_not_show_in_the_end(chunks, end):
 @given(CHUNKS.filter(len), st.data())
 def test_merged_deltas_say_the_same(chunks, data):
     """Any split of an answer's deltas, merged group by group, is the same text; the last number is kept."""
-    template = delta_template(HEAD.item_id)
     stream = running()
     deltas: list[Event] = []
     for text in chunks:
@@ -410,17 +409,17 @@ def test_merged_deltas_say_the_same(chunks, data):
     cuts = data.draw(st.sets(st.integers(1, len(deltas))))
     bounds = sorted({0, *cuts, len(deltas)})
     groups = [deltas[low:high] for low, high in pairwise(bounds)]
-    merged = [merge_deltas(group, template) for group in groups]
+    merged = [merge_deltas(group) for group in groups]
     assert "".join(json.loads(event.data)["delta"] for event in merged) == stream.text
     assert "".join(event.delta or "" for event in merged) == stream.text
     assert [event.sequence_number for event in merged] == [group[-1].sequence_number for group in groups]
-    assert merge_deltas(deltas[:1], template) == deltas[0]
+    assert merge_deltas(deltas[:1]) == deltas[0]
 
 
 @given(TEXT, st.integers(0, 2**53), TEXT)
 def test_deltas_built_by_hand_are_json(text, number, item_id):
     """The fast path makes the bytes that the encoder would."""
-    event = merge_deltas([Event(number, b"", text)], delta_template(item_id))
+    event = merge_deltas([Event(number, b"", text, Part(TEXT_DELTA, item_id))])
     assert event.data == encode(
         {
             "type": "response.output_text.delta",

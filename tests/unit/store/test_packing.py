@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.items import MessageItem
+from protocol.items import Item
 from server.store import records
 from server.store.client import script_source
 from server.store.data_lock import DirectoryLock
@@ -35,7 +35,7 @@ def test_a_packed_event_is_the_command_hiredis_packs(key, epoch, number, data):
 
 
 items = st.builds(
-    MessageItem,
+    Item,
     id=st.text(),
     role=st.sampled_from(["system", "user", "assistant"]),
     text=st.text(),

@@ -1,0 +1,145 @@
+"""JSON schemas from clients: whether one is fit to guide an engine, checked before any engine sees it.
+
+An engine makes a grammar of a schema, in native code: what that code cannot bear must be refused here. Only shape and
+size are looked at; keywords that the engine does not know are its own to refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from protocol.codec import encode
+from protocol.errors import ProtocolError, excerpt
+
+MAX_SCHEMA_BYTES: Final = 64 * 1024  # as JSON; a tool of a large agent has some kilobytes
+MAX_SCHEMA_DEPTH: Final = 32  # objects and lists inside each other; OpenAI takes 10 levels of properties
+# Numbers that say how often something is repeated: a grammar has a copy for each. xgrammar takes seconds for ten
+# thousand of a short pattern.
+MAX_REPEATS: Final = 1000
+MAX_PATTERN_CHARS: Final = 1000
+
+_TYPES: Final = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
+_COUNTS: Final = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"})
+_SCHEMA_MAPS: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_SCHEMA_LISTS: Final = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+_SCHEMAS: Final = frozenset({"items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else"})
+
+
+def check_schema(schema: Any, param: str) -> dict[str, Any]:
+    """Return a client's schema. Raises ProtocolError naming the place in it that is at fault."""
+    if not isinstance(schema, dict):
+        raise _invalid("must be an object: a JSON schema", param)
+    _check_depth(schema, param)
+    size = len(encode(schema))
+    if size > MAX_SCHEMA_BYTES:
+        raise _invalid(f"has {size} bytes; at most {MAX_SCHEMA_BYTES} are taken", param)
+    for place, part in _parts(schema, param):
+        _check_part(part, place, schema)
+    return schema
+
+
+def _check_depth(schema: Any, param: str) -> None:
+    level, depth = [schema], 0
+    while level:
+        depth += 1
+        if depth > MAX_SCHEMA_DEPTH:
+            raise _invalid(f"is nested more than {MAX_SCHEMA_DEPTH} deep", param)
+        level = [
+            inner
+            for value in level
+            for inner in (value.values() if isinstance(value, dict) else value)
+            if isinstance(inner, dict | list)
+        ]
+
+
+def _parts(schema: Any, param: str) -> Iterator[tuple[str, Any]]:
+    """Yield the schema and every schema in it, each with its path."""
+    yield param, schema
+    if not isinstance(schema, dict):
+        return
+    for key, value in schema.items():
+        place = f"{param}.{excerpt(key, 64)}"
+        if key in _SCHEMA_MAPS and isinstance(value, dict):
+            for name, inner in value.items():
+                yield from _parts(inner, f"{place}.{excerpt(name, 64)}")
+        elif key in _SCHEMA_LISTS and isinstance(value, list):
+            for index, inner in enumerate(value):
+                yield from _parts(inner, f"{place}[{index}]")
+        elif key in _SCHEMAS:
+            yield from _parts(value, place)
+
+
+def _check_part(part: Any, place: str, root: dict[str, Any]) -> None:
+    if isinstance(part, bool):
+        return
+    if not isinstance(part, dict):
+        raise _invalid("must be a schema: an object, true or false", place)
+    _check_type(part.get("type"), place)
+    for key in _SCHEMA_MAPS & part.keys():
+        if not isinstance(part[key], dict):
+            raise _invalid("must be an object", f"{place}.{key}")
+    for key in _SCHEMA_LISTS & part.keys():
+        if not isinstance(part[key], list) or not part[key]:
+            raise _invalid("must be a list of at least one schema", f"{place}.{key}")
+    for key in _COUNTS & part.keys():
+        if not _is_count(part[key]):
+            raise _invalid(f"must be a whole number from 0 to {MAX_REPEATS}", f"{place}.{key}")
+    _check_names(part, place)
+    if "$ref" in part:
+        _check_reference(part, place, root)
+
+
+def _check_type(kind: Any, place: str) -> None:
+    names = kind if isinstance(kind, list) else [kind]
+    if kind is not None and not (names and all(isinstance(name, str) and name in _TYPES for name in names)):
+        raise _invalid(f"must be one of {', '.join(sorted(_TYPES))}, or a list of them", f"{place}.type")
+
+
+def _check_names(part: dict[str, Any], place: str) -> None:
+    required = part.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise _invalid("must be a list of names", f"{place}.required")
+    if not isinstance(part.get("enum", [0]), list) or part.get("enum") == []:
+        raise _invalid("must be a list of at least one value", f"{place}.enum")
+    pattern = part.get("pattern", "")
+    if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN_CHARS:
+        raise _invalid(f"must be a string of at most {MAX_PATTERN_CHARS} characters", f"{place}.pattern")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_REPEATS
+
+
+def _check_reference(part: dict[str, Any], place: str, root: dict[str, Any]) -> None:
+    """Refuse references out of the schema, to nothing, and those that only lead back to themselves.
+
+    A schema may well hold itself (a tree): each level then has text of its own.
+    """
+    seen: list[str] = []
+    target: Any = part
+    while isinstance(target, dict) and "$ref" in target:
+        reference = target["$ref"]
+        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+            raise _invalid("must point into this schema: '#', or '#/$defs/' and a name", f"{place}.$ref")
+        if reference in seen:
+            raise _invalid("only leads back to itself", f"{place}.$ref")
+        seen.append(reference)
+        target = _resolved(root, reference, place)
+
+
+def _resolved(root: dict[str, Any], reference: str, place: str) -> Any:
+    part: Any = root
+    for step in reference.split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(part, list) and name.isdecimal() and int(name) < len(part):
+            part = part[int(name)]
+        elif isinstance(part, dict) and name in part:
+            part = part[name]
+        else:
+            raise _invalid(f"points to nothing: '{excerpt(reference)}'", f"{place}.$ref")
+    return part
+
+
+def _invalid(what: str, param: str) -> ProtocolError:
+    return ProtocolError("invalid_request", f"{param} {what}", param=param)

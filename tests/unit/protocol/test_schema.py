@@ -1,0 +1,121 @@
+"""Schemas from strangers: what an engine's native code could not bear is refused before it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import ProtocolError
+from protocol.schema import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, check_schema
+
+
+def fault(schema: Any) -> str:
+    with pytest.raises(ProtocolError) as caught:
+        check_schema(schema, "s")
+    assert len(caught.value.message) < 400
+    return caught.value.param or ""
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+TREE = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "children": {"type": "array", "items": {"$ref": "#"}}},
+    "required": ["name"],
+}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"type": "object", "additionalProperties": False, "properties": {"a": {"type": ["string", "null"]}}},
+        {"$defs": {"a": {"enum": [1, "x", None]}}, "anyOf": [{"$ref": "#/$defs/a"}, {"const": 5}]},
+        {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1, "maxItems": 9},
+        {"type": "string", "pattern": "^a+$"},
+        {"definitions": {"a/b~c": {}}, "$ref": "#/definitions/a~1b~0c"},
+        TREE,
+        nested(MAX_SCHEMA_DEPTH - 1),
+    ],
+)
+def test_fine(schema):
+    """What real clients send, trees included."""
+    assert check_schema(schema, "s") is schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        (None, "s"),
+        ("object", "s"),
+        ([], "s"),
+        ({"type": "objekt"}, "s.type"),
+        ({"type": []}, "s.type"),
+        ({"type": ["string", 5]}, "s.type"),
+        ({"properties": []}, "s.properties"),
+        ({"properties": {"a": 5}}, "s.properties.a"),
+        ({"properties": {"a": {"items": "x"}}}, "s.properties.a.items"),
+        ({"anyOf": []}, "s.anyOf"),
+        ({"anyOf": {"a": 1}}, "s.anyOf"),
+        ({"required": "a"}, "s.required"),
+        ({"required": [1]}, "s.required"),
+        ({"enum": []}, "s.enum"),
+        ({"enum": "a"}, "s.enum"),
+        ({"type": "string", "pattern": 5}, "s.pattern"),
+        ({"type": "string", "pattern": "a" * 9999}, "s.pattern"),
+        ({"type": "string", "maxLength": 10**9}, "s.maxLength"),
+        ({"type": "array", "minItems": -1}, "s.minItems"),
+        ({"type": "array", "maxItems": 1.5}, "s.maxItems"),
+        ({"$ref": "https://example.com/schema.json"}, "s.$ref"),
+        ({"$ref": "#/$defs/none"}, "s.$ref"),
+        ({"$ref": 5}, "s.$ref"),
+        ({"$ref": "#"}, "s.$ref"),
+        ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "s.$defs.a.$ref"),
+        (nested(MAX_SCHEMA_DEPTH), "s"),
+        ({"description": "x" * MAX_SCHEMA_BYTES}, "s"),
+    ],
+)
+def test_refused(schema, place):
+    """With the place at fault."""
+    assert fault(schema) == place
+
+
+def test_the_deepest_frame_costs_nothing():
+    """Nested as deep as JSON may be here: refused at once."""
+    began = time.process_time()
+    assert fault(nested(400)) == "s"
+    assert time.process_time() - began < 1
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "properties", "items", "anyOf", "$ref", "required", "enum", "$defs", "a"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(JSON)
+def test_anything_is_taken_or_refused_by_name(schema):
+    """No other exception, whatever comes."""
+    found = "s"
+    try:
+        check_schema(schema, "s")
+    except ProtocolError as error:
+        found = error.param or ""
+    assert found.startswith("s")
