@@ -69,4 +69,9 @@ async def test_a_session(slow: ServerProcess):
         "response.failed",
         "response.processed",
         "text",
-    }
+        *(
+            f"response.{part}.{step}"
+            for part in ("reasoning_text", "function_call_arguments")
+            for step in ("delta", "done")
+        ),
+    }  # the last four: test_tools.py
