@@ -7,7 +7,7 @@
 #   make interop [ARGS="--only codex"]               clients of others, each in its own environment; prints a table
 #   make audit                                       what is installed, against PyPI's list of known faults
 #   make bench                                       measure this machine
-#   make simulate [SEED=]                            admission beside first come first served, on a simulated engine
+#   make simulate [SEED=]                            admission beside first come first served; a thousand models on a few devices
 #   make clean                                       remove what was made here (not the model cache)
 
 MODEL ?=
@@ -62,6 +62,7 @@ bench: setup-dev
 
 simulate: setup-dev
 	@$(PY) -m tests.benchmarks.simulate_admission $(if $(SEED),--seed "$(SEED)")
+	@$(PY) -m tests.benchmarks.simulate_models $(if $(SEED),--seed "$(SEED)")
 
 audit: setup-dev
 	@scripts/audit.sh

@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Final
 
 import uvloop
@@ -35,7 +36,7 @@ from server.gateway.http import HttpRoutes
 from server.gateway.listener import Listener
 from server.gateway.sockets import GatewayConnection
 from server.gateway.text_mode import TextConnection
-from server.models.devices import device_list, model_needs, on_devices, placement_policy
+from server.models.devices import device_list, model_needs, on_devices, placement_policy, scaling_policy
 from server.models.errors import ModelFailedError, ModelSourceError
 from server.models.model import Model, ModelState
 from server.models.placement import fits
@@ -245,6 +246,7 @@ class App:
             config.engine_stall_timeout_s,
             devices=devices,
             policy=policy,
+            scaling_policy=scaling_policy(config),
             want_timeout_s=config.placement.want_timeout_s,
         )
         for name, settings in config.models.items():
@@ -289,7 +291,7 @@ class App:
                 parsers=Parsers(model.tool_parser, model.reasoning_parser),
             )
 
-        settings = _vllm_settings(config, model)
+        settings = replace(_vllm_settings(config, model), can_sleep=model.asleep_gib is not None)
         return lambda devices: VllmEngine(name, source, on_devices(settings, devices, memory))
 
     async def _source(self, model: ModelConfig) -> str:

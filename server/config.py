@@ -123,6 +123,7 @@ class ModelConfig(EngineLimits):
     reasoning_parser: Annotated[str, Field(min_length=1)] | None = None  # and of what finds thoughts
     requires: str = ""  # the right that a user needs to see and use it; empty: none
     memory_gib: Annotated[float, Field(gt=0)] | None = None  # on each of its devices; None: estimated
+    asleep_gib: Annotated[float, Field(ge=0)] | None = None  # sleeps instead of being unloaded, and keeps that much
     pin: bool = False  # loaded at the start, never unloaded for another
     min_replicas: Annotated[int, Field(ge=0)] | None = None  # None: 1 without [devices], else 0: loaded when asked for
     max_replicas: Annotated[int, Field(ge=1)] = 1  # that traffic may bring
@@ -145,6 +146,8 @@ class PlacementConfig(Section):
     memory_threshold: Annotated[float, Field(gt=0, le=1)] = 0.8  # share of a device's memory that models may take
     swap_after_s: Seconds = 10.0  # a model that has no room waits this long before busy ones take no more work
     want_timeout_s: Annotated[float, Field(gt=0)] = 600.0  # clients wait this long for room
+    scale_up_delay_s: Seconds = 2.0  # turns that wait longer bring one more replica
+    scale_down_after_s: Seconds = 60.0  # where one replica less would have room to spare this long, one goes
 
 
 class EchoConfig(Section):

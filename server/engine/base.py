@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from protocol.events import NOTHING_WRITTEN, Written
 from protocol.items import Message
@@ -133,6 +133,7 @@ class VllmSettings:
     seed: of answers that bring none themselves.
     gpus: numbers of the GPUs that it may see; empty: all.
     tool_parser, reasoning_parser: what reads the model's output, by vLLM's names.
+    can_sleep: vLLM's sleep mode, which costs some memory and needs a GPU to be of use.
     extra: further arguments of vLLM's `EngineArgs`, by their Python names; they win over all others.
     """
 
@@ -149,6 +150,7 @@ class VllmSettings:
     gpus: tuple[int, ...] = ()
     tool_parser: str | None = None
     reasoning_parser: str | None = None
+    can_sleep: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -196,6 +198,19 @@ def refuse_options(options: Options) -> None:
 
 # Called with plain words and, where it is known, how much is done (0.0 to 1.0).
 ProgressCallback = Callable[[str, float | None], None]
+
+
+@runtime_checkable
+class Sleeper(Protocol):
+    """An engine that can give its device's memory back and come back sooner than by a new start. It must be idle."""
+
+    async def sleep(self) -> None:
+        """Keep the weights in the host's memory, and nothing of what was said. Raises EngineError."""
+        ...
+
+    async def wake(self) -> None:
+        """Be ready again. Raises EngineError."""
+        ...
 
 
 class Engine(Protocol):

@@ -157,6 +157,15 @@ class EchoEngine:
         """Raise EngineDeadError after `close`."""
         self._check_open()
 
+    async def sleep(self) -> None:
+        """Forget what was cached."""
+        self._check_open()
+        self._prefixes.clear()
+
+    async def wake(self) -> None:
+        """Be ready at once."""
+        self._check_open()
+
     def close(self) -> None:
         """End running requests."""
         self._pacer.close()

@@ -218,6 +218,29 @@ class VllmEngine:
         except Exception as error:
             raise self._translated(error) from error
 
+    async def sleep(self) -> None:
+        """VLLM's level 1: weights go to the host's memory, the KV cache is dropped.
+
+        Its prefix cache is an index of what is dropped: unless it is reset, later prompts would hit what is gone.
+        """
+        llm = self._alive()
+        if not llm.model_config.enable_sleep_mode:  # on a CPU vLLM takes the call and does nothing
+            raise EngineError(f"engine {self.name} cannot sleep: that needs a GPU, and asleep_gib in its settings")
+        try:
+            await llm.reset_prefix_cache()
+            await llm.sleep(level=1)
+        except Exception as error:
+            raise self._translated(error) from error
+
+    async def wake(self) -> None:
+        """Bring the weights back."""
+        llm = self._alive()
+        try:
+            await llm.wake_up()
+            await llm.reset_prefix_cache()
+        except Exception as error:
+            raise self._translated(error) from error
+
     def close(self) -> None:
         """End running requests and stop the processes, in a thread."""
         if self._closer is not None:

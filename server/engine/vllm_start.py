@@ -129,6 +129,8 @@ def engine_arguments(source: str, settings: VllmSettings, *, cpu: bool) -> dict[
         gib = _CPU_KVCACHE_GIB if settings.cpu_kvcache_gib is None else settings.cpu_kvcache_gib
         # Not VLLM_CPU_KVCACHE_SPACE: that is one number for all engines of this process.
         arguments["kv_cache_memory_bytes"] = int(gib * 2**30)
+    if settings.can_sleep and not cpu:
+        arguments["enable_sleep_mode"] = True
     arguments |= {name: value for name in _ENGINE_FIELDS if (value := getattr(settings, name)) is not None}
     return arguments | dict(settings.extra)
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 from server.config import Config, ModelConfig
 from server.engine.base import VllmSettings
 from server.errors import StartError
+from server.models import scaling
 from server.models.memory import estimate_cpu
-from server.models.placement import GIB, Device, Needs, Policy
 from server.models.pool import LOCAL
+from server.models.state import GIB, Device, Needs, Policy
 
 
 def device_list(config: Config) -> tuple[Device, ...]:
@@ -23,6 +24,14 @@ def placement_policy(config: Config) -> Policy:
     """Return how models share the devices."""
     settings = config.placement
     return Policy(settings.memory_threshold, settings.swap_after_s, own_devices=settings.preset == "latency")
+
+
+def scaling_policy(config: Config) -> scaling.Policy:
+    """Return how the number of replicas follows traffic."""
+    settings = config.placement
+    return scaling.Policy(
+        settings.scale_up_delay_s, settings.scale_down_after_s, min(scaling.PAUSE_S, settings.scale_down_after_s)
+    )
 
 
 def model_needs(config: Config, model: ModelConfig, source: str) -> Needs:
@@ -40,6 +49,7 @@ def model_needs(config: Config, model: ModelConfig, source: str) -> Needs:
         minimum=minimum,
         maximum=max(model.max_replicas, minimum),
         idle_unload_s=model.idle_unload_s,
+        asleep=None if model.asleep_gib is None else model.asleep_gib * GIB,
     )
 
 

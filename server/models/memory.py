@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Final
 
-from server.models.placement import GIB
+from server.models.state import GIB
 
 # vLLM's process with PyTorch, before any weights: 1.3 GiB resident measured on the CPU.
 PROCESS_BYTES: Final = int(1.5 * GIB)

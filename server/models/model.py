@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from server.access.admission import Admission
 from server.models import router
-from server.models.placement import Device, Needs, Phase
 from server.models.replica import Lease, Replica
+from server.models.scaling import Scale, Traffic
+from server.models.state import Device, Needs, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -48,12 +49,13 @@ _ORDER: Final = tuple(_STATES)
 class Want:
     """Somebody waits for the model: it is loaded for that, and what is loaded stays.
 
-    error: set when it waits in vain. until_ready: it is over when the model is ready.
+    since: loop time. error: set when it waits in vain. until_ready: it is over when the model is ready.
     """
 
-    __slots__ = ("error", "until_ready")
+    __slots__ = ("error", "since", "until_ready")
 
     def __init__(self, *, until_ready: bool = False) -> None:
+        self.since = asyncio.get_running_loop().time()
         self.error: ModelsError | None = None
         self.until_ready = until_ready
 
@@ -71,6 +73,7 @@ class Model:
     requires: the right that a user needs to see and use it; empty: none.
     start_timeout_s: loading may take this long; None sets no bound.
     sampling: fields of `Sampling` that stand where a request says nothing.
+    poke: called when something has to be decided. eased: called when it is less busy, which matters to who waits.
     changed: set, then replaced, at every change of state or progress.
     wanted_since: loop time of its place in the line of models that wait for room; None while nobody waits.
     failures: failed starts and early deaths in a row. given_up: it is not started again unasked.
@@ -91,9 +94,10 @@ class Model:
     admission: Admission | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     poke: Callable[[], None] = lambda: None
+    eased: Callable[[], None] = lambda: None
     wants: dict[Want, None] = field(default_factory=dict)
     wanted_since: float | None = None
-    target: int = 0
+    scale: Scale = field(default_factory=lambda: Scale(0))
     failures: int = 0
     retry_at: float = 0.0
     given_up: bool = False
@@ -144,6 +148,13 @@ class Model:
         """An engine that could answer now."""
         return next((replica.engine for replica in self.replicas if replica.phase is Phase.READY), None)
 
+    def traffic(self, now: float) -> Traffic:
+        """What it has to do now."""
+        ready = [replica for replica in self.replicas if replica.phase is Phase.READY]
+        oldest = next(iter(self.wants), None)  # they stand in the order in which they came
+        delay_s = 0.0 if oldest is None else now - oldest.since
+        return Traffic(delay_s, self.in_flight, max((r.capacity for r in ready), default=0), len(ready))
+
     # What its users do
 
     @contextmanager
@@ -166,9 +177,9 @@ class Model:
     def unwant(self, want: Want) -> None:
         """Wait no more; harmless if it did not."""
         self.wants.pop(want, None)
-        if not self.wants and self.wanted_since is not None:
+        if not self.wants:
             self.wanted_since = None
-            self.poke()
+            self._less_busy()
 
     def lease(self, conversation: str | None) -> Lease | None:
         """Return the right to one answer, or None while no replica can take one.
@@ -194,7 +205,7 @@ class Model:
     def new_replica(self, devices: tuple[Device, ...]) -> Replica:
         """Return a replica that is about to be loaded."""
         number = next(n for n in range(1, len(self.replicas) + 2) if all(r.number != n for r in self.replicas))
-        replica = Replica(self.name, number, devices, self.tell)
+        replica = Replica(self.name, number, devices, self.tell, self._less_busy)
         self.replicas.append(replica)
         self.tell()
         return replica
@@ -230,6 +241,9 @@ class Model:
         elif self.wants:
             self._join_the_line()  # at its end, where what they waited for was drained: others were before them
         self.poke()
+
+    def _less_busy(self) -> None:
+        self.eased()
 
     def _join_the_line(self) -> None:
         if self.wanted_since is None:

@@ -1,4 +1,4 @@
-"""The models of this server: their engines loaded when wanted, watched, and started again when one dies.
+"""The models of this server: loaded when wanted, watched, restarted when dead. Long, as all that changes them is here.
 
 `placement` decides, this executes: one task looks at the whole whenever something has changed, each replica has a task
 for its life.
@@ -9,19 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Final
 
 from server.config import ModelConfig
 from server.engine.base import Engine, EngineStartError
-from server.models import placement
+from server.models import placement, scaling, state
 from server.models.errors import ModelFailedError, NoRoomError, RegistryError, UnknownModelError
 from server.models.model import Model, ModelState, Want
-from server.models.placement import Device, Phase, Policy, ReplicaView
 from server.models.registry import Registry
 from server.models.replica import Replica
+from server.models.scaling import Scale
+from server.models.state import Device, Phase, Policy, ReplicaView
 from server.observe.metrics import DeviceSample, ModelSample
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ RESTART_FIRST_S: Final = 1.0  # back-off between starts of a dead engine: double
 RESTART_MAX_S: Final = 60.0
 STABLE_S: Final = 60.0  # an engine that lived this long begins a new row of failures
 MAX_RESTARTS: Final = 5  # failed starts in a row before the model is given up
+SCALE_INTERVAL_S: Final = 0.5  # between looks at how many replicas are needed
 WANT_TIMEOUT_S: Final = 600.0  # who has waited this long for room is told that there is none
 LOCAL: Final = Device("local")  # where nobody has declared devices: one without bounds
 
@@ -58,6 +60,7 @@ class Pool:
         *,
         devices: Sequence[Device] = (LOCAL,),
         policy: Policy = Policy(),  # noqa: B008 frozen
+        scaling_policy: scaling.Policy = scaling.Policy(),  # noqa: B008 frozen
         want_timeout_s: float = WANT_TIMEOUT_S,
     ) -> None:
         self.registry = Registry(default=default)
@@ -67,9 +70,12 @@ class Pool:
         self.on_loaded: Callable[[], None] = lambda: None  # called after each load
         self.make_model: ModelFactory = _no_factory  # for models that are added while it runs
         self._policy = policy
+        self._scaling = scaling_policy
+        self._scaled_at = -math.inf
         self._stall_timeout_s = stall_timeout_s
         self._want_timeout_s = want_timeout_s
         self._poked = asyncio.Event()
+        self._is_tense = True  # something waits or drains
         self._someone_failed = asyncio.Event()
         self._placer: asyncio.Task[None] | None = None
         self._lives: dict[asyncio.Task[None], Replica] = {}
@@ -98,7 +104,7 @@ class Pool:
         if model.name in self._gone:
             raise RegistryError(f"a model '{model.name}' is being removed; wait for its last answers to end")
         self.registry.add(model, aliases)
-        model.poke = self.poke
+        model.poke, model.eased = self.poke, self._eased
         self.poke()
 
     async def load(self, name: str) -> Model:
@@ -136,7 +142,7 @@ class Pool:
         Raises UnknownModelError, RegistryError.
         """
         model = self.registry.remove(name)
-        model.is_removed, model.is_to_restore, model.target = True, False, 0
+        model.is_removed, model.is_to_restore, model.scale = True, False, Scale(0)
         model.needs = replace(model.needs, pinned=False, minimum=0)
         model.fail_wants(UnknownModelError(f"the model '{name}' was removed"))
         self._gone[name] = model
@@ -198,6 +204,11 @@ class Pool:
         """Something has changed: look at the whole again."""
         self._poked.set()
 
+    def _eased(self) -> None:
+        """Something is less busy: that matters only while somebody waits for room. Answers end all the time."""
+        if self._is_tense:
+            self._poked.set()
+
     # What metrics ask
 
     def model_samples(self) -> Iterator[ModelSample]:
@@ -209,9 +220,8 @@ class Pool:
 
     def device_samples(self) -> Iterator[DeviceSample]:
         for device in self.devices.values():
-            taken = sum(
-                model.needs.memory for model in self._all() for replica in model.replicas if device in replica.devices
-            )
+            replicas = ((model, r) for model in self._all() for r in model.replicas if device in r.devices)
+            taken = sum(model.needs.size(replica.phase) for model, replica in replicas)
             yield DeviceSample(device.id, device.memory, taken)
 
     # Placement
@@ -233,11 +243,28 @@ class Pool:
 
     def _step(self, now: float) -> float:
         """Do what is to be done now; return when to look again."""
-        look_at = self._fail_late_wants(now)
-        decided = placement.plan(self._view(now))
+        look_at = min(self._fail_late_wants(now), self._scale(now))
+        view = self._view(now)
+        self._is_tense = bool(view.wants) or any(replica.phase is not Phase.READY for replica in view.replicas)
+        decided = placement.plan(view)
         for action in decided.actions:
             self._do(action)
         return min(look_at, decided.look_at)
+
+    def _scale(self, now: float) -> float:
+        """Note how many replicas each model's traffic asks for; return when to look again."""
+        look_at = math.inf
+        for model in self.models.values():
+            least, most = max(1, model.needs.floor), model.needs.maximum
+            if most > least and (model.replicas or model.wants):
+                if now >= self._scaled_at + SCALE_INTERVAL_S:
+                    model.scale = scaling.step(
+                        model.scale, model.traffic(now), now=now, least=least, most=most, policy=self._scaling
+                    )
+                look_at = now + SCALE_INTERVAL_S
+        if now >= self._scaled_at + SCALE_INTERVAL_S:
+            self._scaled_at = now
+        return look_at
 
     def _fail_late_wants(self, now: float) -> float:
         look_at = math.inf
@@ -256,19 +283,19 @@ class Pool:
                 look_at = min(look_at, due)
         return look_at
 
-    def _view(self, now: float) -> placement.State:
+    def _view(self, now: float) -> state.State:
         """Return what `placement` needs to know: of the models only those that something has to be done about."""
         models = {
-            model.name: placement.ModelView(model.needs, model.target, model.retry_at, model.given_up)
+            model.name: state.ModelView(model.needs, model.scale.target, model.retry_at, model.given_up)
             for model in self._all()
             if model.replicas or model.is_due
         }
         wants = [
-            placement.Want(model.name, now if model.wanted_since is None else model.wanted_since, not model.wants)
+            state.Want(model.name, now if model.wanted_since is None else model.wanted_since, not model.wants)
             for model in self.models.values()
             if model.wanted_since is not None or model.is_to_restore
         ]
-        return placement.State(
+        return state.State(
             now=now,
             devices=tuple(self.devices.values()),
             models=models,
@@ -289,23 +316,24 @@ class Pool:
         yield from self.models.values()
         yield from self._gone.values()
 
-    def _do(self, action: placement.Action) -> None:
+    def _do(self, action: state.Action) -> None:
         match action:
-            case placement.Load():
+            case state.Load():
                 self._load(self.models[action.model], action.devices)
-            case placement.Unload():
-                self._unload(self._find(action.replica), action.cause)
-            case placement.Drain():
+            case state.Unload():
+                self._unload(self._find(action.replica), action.cause, to_sleep=action.to_sleep)
+            case state.Drain():
                 replica = self._find(action.replica)
                 replica.drains_for_good = action.for_good
                 why = "there are enough others" if action.for_good else f"makes room for {action.cause}"
                 replica.set(Phase.DRAINING, why)
-            case placement.Resume():
+            case state.Resume():
                 self._find(action.replica).set(Phase.READY, "ready")
-            case placement.Refuse():
+            case state.Refuse():
                 self._refuse(self.models[action.model], action.reason)
-            case placement.Wake():
-                raise NotImplementedError
+            case state.Wake():
+                replica = self._find(action.replica)
+                self._spawn(self._wake(replica), replica)
 
     def _find(self, replica_id: str) -> Replica:
         return next(r for model in self._all() for r in model.replicas if r.id == replica_id)
@@ -316,13 +344,17 @@ class Pool:
             self._give_up(model, text)
         model.fail_wants(NoRoomError(text))
 
-    def _unload(self, replica: Replica, cause: str | None) -> None:
+    def _unload(self, replica: Replica, cause: str | None, *, to_sleep: bool) -> None:
         if cause is not None:
             self.evictions += 1
             model = self.models[replica.model]
             self._pushed_out[model] = cause
             if model.metrics is not None:
                 model.metrics.evicted()
+        if to_sleep:
+            replica.phase = Phase.STOPPING  # from now on, not from when its task runs
+            self._spawn(replica.sleep(), replica)
+            return
         replica.stop("unloading" if cause is None else f"unloading, to make room for {cause}")
 
     # Replicas
@@ -330,9 +362,20 @@ class Pool:
     def _load(self, model: Model, devices: tuple[str, ...]) -> None:
         replica = model.new_replica(tuple(self.devices[device] for device in devices))
         model.given_up = False
-        task = asyncio.create_task(self._live(model, replica), name=f"replica {replica.id}")
+        self._spawn(self._live(model, replica), replica)
+
+    def _spawn(self, work: Coroutine[None, None, None], replica: Replica) -> None:
+        task = asyncio.create_task(work, name=f"replica {replica.id}")
         self._lives[task] = replica
         task.add_done_callback(self._lives.pop)
+
+    async def _wake(self, replica: Replica) -> None:
+        model = next(model for model in self._all() if replica in model.replicas)
+        began = asyncio.get_running_loop().time()
+        if await replica.wake():
+            if model.metrics is not None:
+                model.metrics.loaded(asyncio.get_running_loop().time() - began)
+            self._ready(model, replica)
 
     async def _live(self, model: Model, replica: Replica) -> None:
         """Start a replica's engine, watch it, and clear up when it ends."""
@@ -344,7 +387,7 @@ class Pool:
                 for device in sorted(device.id for device in replica.devices):
                     await turn.enter_async_context(self._turns[device])
                 began = loop.time()
-                if model.is_due or model.target > 1:  # else who wanted it is gone: no load for nobody
+                if model.is_due or model.scale.target > 1:  # else who wanted it is gone: no load for nobody
                     await replica.start(model.make_engine(replica.devices), model.start_timeout_s)
                     started_at = loop.time()
             if started_at is not None and not replica.is_stopping:
@@ -390,7 +433,8 @@ class Pool:
         model.is_to_restore = False
         self._settle(model, restore=True)
         # One that has never run gains nothing by waiting: say what is wrong.
-        if model.admission is None or model.failures >= MAX_RESTARTS:
+        is_hopeless = model.admission is None or model.failures >= MAX_RESTARTS
+        if is_hopeless and model.ready_engine is None:
             self._give_up(model, text)
             model.fail_wants(ModelFailedError(text, delay))
         elif model.is_due:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
-from server.engine.base import Engine, EngineStartError
-from server.models.placement import Device, Phase
+from server.engine.base import Engine, EngineError, EngineStartError, Sleeper
+from server.models.state import Device, Phase
 
 logger = logging.getLogger(__name__)
 
@@ -55,21 +55,30 @@ class Lease:
             replica.leases -= 1
             replica.used()
             if not replica.leases:  # somebody may wait for that
-                replica.on_change()
+                replica.on_idle()
 
 
 class Replica:
     """See the module's text.
 
-    number: from 1, per model. on_change: called after each change of phase, detail or progress.
+    number: from 1, per model. on_change: called after each change of phase, detail or progress. on_idle: called when
+    the last lease has ended.
     """
 
-    def __init__(self, model: str, number: int, devices: tuple[Device, ...], on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        model: str,
+        number: int,
+        devices: tuple[Device, ...],
+        on_change: Callable[[], None],
+        on_idle: Callable[[], None],
+    ) -> None:
         self.id = f"{model}#{number}"
         self.model = model
         self.number = number
         self.devices = devices
         self.on_change = on_change
+        self.on_idle = on_idle
         self.phase = Phase.LOADING
         self.detail = "waiting to start"
         self.progress: float | None = None
@@ -155,6 +164,31 @@ class Replica:
         if self.phase is Phase.LOADING:
             self.set(Phase.LOADING, words, done)
 
+    async def sleep(self) -> None:
+        """Give the device's memory back; what cannot sleep is stopped. It is idle, and gets nothing new to do."""
+        engine: object = self.engine
+        self.set(Phase.STOPPING, "going to sleep")
+        if await self._done(engine.sleep if isinstance(engine, Sleeper) else None):
+            self.set(Phase.ASLEEP, "asleep")
+
+    async def wake(self) -> bool:
+        """Be ready again; return whether it is. What does not wake is stopped."""
+        engine: object = self.engine
+        self.set(Phase.LOADING, "waking up")
+        return await self._done(engine.wake if isinstance(engine, Sleeper) else None)
+
+    async def _done(self, work: Callable[[], Awaitable[None]] | None) -> bool:
+        if work is not None and not self.is_stopping:
+            try:
+                await work()
+            except EngineError as error:
+                logger.warning("%s: %s", self._words, error, extra={"model": self.model})
+            else:
+                return not self.is_stopping
+        if not self.is_stopping:
+            self.stop("unloading")
+        return False
+
     async def watch(self, stall_timeout_s: float) -> str | None:
         """Return what the engine has died of; None when the replica was told to stop."""
         why = ""
@@ -187,7 +221,7 @@ class Replica:
             pass  # nobody has seen it die: look for ourselves
         if self._is_dead:
             return "the engine died"
-        if self.is_stopping or self.phase is Phase.ASLEEP:
+        if self.is_stopping:
             return ""
         try:
             await engine.check_health()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -193,3 +194,41 @@ def test_the_command_line_without_a_server(command_line):
     assert code == 2
     assert text.startswith("tokenwire: http://127.0.0.1:9 cannot be asked: ")
     assert text.endswith("is the server running there (--url)?\n")
+
+
+REPLICAS = """
+[echo]
+rate = 40
+max_concurrency = 2
+[placement]
+scale_up_delay_s = 0.1
+scale_down_after_s = 0.3
+[models.m]
+source = "x"
+max_replicas = 3
+[limits]
+max_in_flight = 64
+"""
+
+
+async def test_replicas_come_and_go_with_traffic(tmp_path):
+    """Turns that wait bring more, each answer is whole; when all is calm, one is left."""
+    words = " ".join(f"w{n}" for n in range(20))
+    with ServerProcess(tmp_path, config=REPLICAS) as server:
+        async with client(server) as wire:
+
+            async def replicas() -> list[str]:
+                (model,) = (await wire.do("model.list", stream_id="ask"))["data"]
+                return [replica["id"] for replica in model["replicas"]]
+
+            assert await replicas() == ["m#1"]
+            for n in range(12):
+                await wire.create(words, stream_id=f"l{n}")
+            most = 1
+            for n in range(12):
+                assert (await wire.answer(f"l{n}")).text == words
+                most = max(most, len(await replicas()))
+            assert most >= 2
+            while len(await replicas()) > 1:  # noqa: ASYNC110 nothing tells of it
+                await asyncio.sleep(0.02)
+        assert server.faults() == []

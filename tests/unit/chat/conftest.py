@@ -17,8 +17,8 @@ from server.chat.service import Chat
 from server.chat.takeover import Takeover
 from server.config import Config, LimitsConfig, StoreConfig
 from server.models.model import Model
-from server.models.placement import Phase
 from server.models.pool import LOCAL, Pool
+from server.models.state import Phase
 from server.observe.metrics import Metrics
 from server.store.base import Conversation
 from server.store.journal import Journal

@@ -11,6 +11,8 @@ import pytest
 from server.chat import generation as generations
 from server.chat import takeover
 from server.models.model import ModelState
+from server.models.pool import LOCAL
+from server.models.state import Phase
 from server.store.base import StoreUnavailableError
 from tests.support.memory import MemoryClient, until
 from tests.support.scripted import ScriptedEngine
@@ -278,6 +280,40 @@ async def test_an_engine_that_dies(a):
     check_whole(a.client.of(), "Hello world")
     assert engine.requests[0].prompt.continuation.text == "Hello "
     assert end["response"]["usage"]["output_tokens"] == len("Hello world")
+
+
+async def test_a_replica_that_dies(a):
+    """Its answer goes on in another one at once; that one's own answers do not notice."""
+    generation = await begun(a)
+    other = a.model.new_replica((LOCAL,))
+    other.engine = engine = ScriptedEngine()
+    other.set(Phase.READY, "ready")
+    a.engine.die()
+    engine.say("world")
+    engine.end()
+    await a.client.until("response.completed")
+    check_whole(a.client.of(generation.response_id), "Hello world")
+    assert engine.requests[0].prompt.continuation == "Hello "
+    assert other.leases == 0
+
+
+async def test_a_conversation_keeps_its_replica(a, conversation):
+    """Where its prefix is cached; other turns go to the one that is less busy."""
+    other = a.model.new_replica((LOCAL,))
+    other.engine = engine = ScriptedEngine()
+    other.set(Phase.READY, "ready")
+    a.model.resize()
+    for _ in range(2):
+        a.engine.say("mine")
+        a.engine.end()
+        await a.create(conversation=conversation)
+        await a.client.until("response.completed")
+    await a.create()  # as neither is busy, to the first one
+    await until(lambda: len(a.engine.requests) == 3)
+    await a.create()
+    await until(lambda: len(engine.requests) == 1)
+    await a.create(conversation=conversation)
+    await until(lambda: len(a.engine.requests) == 4)
 
 
 async def test_engines_that_die_one_after_the_other(a):

@@ -203,3 +203,28 @@ def test_config_is_frozen_and_faults_are_start_errors():
         Config().port = 1
     assert str(ConfigError(["a", "b"])) == "a; b"
     assert issubclass(ConfigError, StartError)
+
+
+@pytest.mark.parametrize(
+    ("aliases", "fault"),
+    [
+        (["b"], "models.a.aliases: 'b' is a model itself; take another name"),
+        (["x", "y"], "models.b.aliases: 'y' is an alias of model 'a' already"),
+        (["c d"], "models.a.aliases: 'c d' must be 1 to 200 visible ASCII characters without spaces"),
+    ],
+)
+def test_a_name_means_one_model(aliases, fault):
+    models = {"a": {"source": "s", "aliases": aliases}, "b": {"source": "s", "aliases": ["y"]}}
+    (line,) = faults({"models": models})
+    assert line.replace(" (--model)", "") == fault
+
+
+def test_the_default_may_be_an_alias():
+    models = {"a@1": {"source": "s"}, "a@2": {"source": "s", "aliases": ["a"]}}
+    assert load_config({"models": models, "default_model": "a"}, {}, None).default_model == "a"
+
+
+def test_fewer_replicas_than_must_be_there():
+    (line,) = faults({"models": {"a": {"source": "s", "min_replicas": 3, "max_replicas": 2}}})
+    assert "max_replicas" in line
+    assert "2 is less than min_replicas (3)" in line

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from server.models.placement import (
+from server.models.placement import fits, plan
+from server.models.state import (
     GIB,
     Device,
     Drain,
@@ -24,8 +25,6 @@ from server.models.placement import (
     Unload,
     Wake,
     Want,
-    fits,
-    plan,
 )
 
 ALL = Policy(threshold=1.0, swap_after_s=10.0)

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from server.engine.base import EngineError
 from server.models import pool as pools
 from server.models import replica as replicas
 from server.models.errors import ModelFailedError, NoRoomError, UnknownModelError
 from server.models.model import Model, ModelState
-from server.models.placement import Device, Needs, Phase, Policy
 from server.models.pool import LOCAL, Pool
 from server.models.replica import Lease
+from server.models.state import Device, Needs, Phase, Policy
 from server.observe.metrics import Metrics
 from tests.support.memory import until
 from tests.support.scripted import ScriptedEngine, start_fault
@@ -520,6 +521,55 @@ async def test_an_engine_that_dies_does_not_touch_others(share):
     assert (shared.made("a"), shared.made("b")) == (2, 1)
     assert b.engine is shared["b"].ready_engine
     b.release()
+
+
+class SleepyEngine(ScriptedEngine):
+    """It notes what it does; `refuses` to wake."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.did: list[str] = []
+        self.refuses = False
+
+    async def sleep(self) -> None:
+        self.did.append("sleep")
+        await asyncio.sleep(0)
+
+    async def wake(self) -> None:
+        await asyncio.sleep(0)
+        if self.refuses:
+            raise EngineError("no memory to wake up in")
+        self.did.append("wake")
+
+
+async def test_where_an_engine_can_sleep_it_is_not_unloaded(share):
+    """It sleeps while another has the room, and is woken in its place."""
+    shared = share("ab", devices=(Device("d", 1.1),))
+    engine = SleepyEngine()
+    shared.factories["a"]._planned.append(engine)
+    shared["a"].needs = Needs(1.0, asleep=0.1)
+    await shared.turn("a")
+    await shared.turn("b")
+    assert shared["a"].state is ModelState.ASLEEP
+    await shared.turn("a")
+    assert engine.did == ["sleep", "wake"]
+    assert shared["a"].ready_engine is engine
+    assert shared.made("a") == 1
+    await until(lambda: shared.factories["b"].made[0].is_gone)
+
+
+async def test_a_sleeper_that_does_not_wake(share):
+    """It is unloaded, and another engine answers."""
+    shared = share("ab", devices=(Device("d", 1.1),))
+    engine = SleepyEngine()
+    engine.refuses = True
+    shared.factories["a"]._planned.append(engine)
+    shared["a"].needs = Needs(1.0, asleep=0.1)
+    await shared.turn("a")
+    await shared.turn("b")
+    await shared.turn("a")
+    assert engine.is_gone
+    assert shared.made("a") == 2
 
 
 async def test_what_is_idle_for_long_is_unloaded(share):
