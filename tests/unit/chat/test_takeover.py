@@ -293,7 +293,7 @@ async def test_a_replica_that_dies(a):
     engine.end()
     await a.client.until("response.completed")
     check_whole(a.client.of(generation.response_id), "Hello world")
-    assert engine.requests[0].prompt.continuation == "Hello "
+    assert engine.requests[0].prompt.continuation.text == "Hello "
     assert other.leases == 0
 
 
