@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 from protocol.commands import ConversationCreate, ResponseCreate
 from protocol.errors import ProtocolError
-from server.access.auth import User
+from server.access.auth import User, tenant_of
 from server.config import QuotasConfig
 
 logger = logging.getLogger(__name__)
@@ -72,13 +72,8 @@ _KINDS: Final[Mapping[str, tuple[str, str]]] = {
     "conversation_turns": ("turns", "turns in one conversation"),
 }
 LIMIT_NAMES: Final = frozenset(_KINDS)
-_OF_A_TURN: Final = (
-    "conversation_turns",
-    "input_tokens_per_day",
-    "output_tokens_per_day",
-    "concurrent_responses",
-    "turns_per_minute",
-)
+_TOKENS: Final = ("input_tokens_per_day", "output_tokens_per_day")
+_OF_A_TURN: Final = ("conversation_turns", *_TOKENS, "concurrent_responses", "turns_per_minute")
 
 
 class Limits:
@@ -111,6 +106,20 @@ class Limits:
         ]
         repeated = ("turn-command", user.id, (command.id or "") if command.is_stored else "")
         return await self._take(response_id, allowances, repeated, conversation=command.conversation_id)
+
+    def adopt_turn(self, account: str, response_id: str) -> Hold:
+        """Return what to end when a response that another gateway has begun ends here: its tokens are spent here.
+
+        Whose key it was is not known any more: the user and the tenant have spent them.
+        """
+        tenant = tenant_of(account)
+        scopes = [("user", account), *([("tenant", tenant)] if tenant else [])]
+        spent = [Allowance(scope, whose, name, 0) for scope, whose in scopes for name in _TOKENS]
+        return Hold(response_id, [_quota(allowance) for allowance in spent])
+
+    async def leave_turn(self, hold: Hold) -> None:
+        """Another gateway goes on with the turn: give its place back; the tokens are that one's to write down."""
+        await self._end(hold, hold.quotas, {"window", "spent"})
 
     async def end_turn(self, hold: Hold, input_tokens: int, output_tokens: int) -> None:
         """The turn has ended: give its place back and write its tokens down."""

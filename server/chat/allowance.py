@@ -21,6 +21,7 @@ async def settled(generation: Generation, life: Coroutine[Any, Any, None], hold:
     1. It was answered, to whatever end: its tokens are spent.
     2. It was refused for what the client sent: it counts as a turn without tokens, or refusals would cost nothing.
     3. It was refused for a fault of ours, or was the repetition of another one: it never was.
+    4. It goes on at another gateway: that one writes its tokens down.
     """
     try:
         await life
@@ -37,6 +38,8 @@ async def _settle(generation: Generation, hold: Hold, runtime: Runtime) -> None:
     is_ours = error is None and not accepted.cancelled() and accepted.result() == generation.response_id
     if not is_ours and getattr(error, "status", SERVER_FAULTS) >= SERVER_FAULTS:
         work = partial(limits.undo_turn, hold)  # 3
+    elif generation.was_left:
+        work = partial(limits.leave_turn, hold)  # 4
     try:
         await work()
     except StoreUnavailableError:

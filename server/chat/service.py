@@ -174,7 +174,8 @@ class Chat:
         if running is not None and running.epoch >= stored.epoch:
             return True  # the same claim twice
         generation = Generation(restored_turn(stored, model), self._runtime, Resumed(stored.epoch, events))
-        self._run(generation, generation.resume())
+        hold = self._runtime.access.limits.adopt_turn(stored.owner, stored.id)
+        self._run(generation, settled(generation, generation.resume(), hold, self._runtime))
         self._runtime.tell_conversation(stored.conversation, begun=stored.id)
         return True
 

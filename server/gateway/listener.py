@@ -196,7 +196,10 @@ class Listener:
         forwarded = ",".join(headers.get_all("X-Forwarded-For"))
         connection.address = client_address(connection.peer, forwarded, self._proxies)
         wait_s = self._addresses.request(connection.address)
-        return None if wait_s is None else _too_many("this address sends too many requests", wait_s)
+        if wait_s is None:
+            return None
+        self._metrics.protocol_error("rate_limit_exceeded")
+        return _too_many("this address sends too many requests", wait_s)
 
     async def _take_place(self, connection: GatewayConnection, user: User) -> None:
         """Take one of the user's connections. Raises ProtocolError, and what the store raises."""
