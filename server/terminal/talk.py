@@ -81,7 +81,7 @@ def address(url: str) -> str:
     return urlunsplit((scheme, parts.netloc, path, parts.query, ""))
 
 
-class _Turn:
+class Turn:
     """One turn, from its first frame to the end of its answer."""
 
     def __init__(self, frame: dict[str, Any]) -> None:
@@ -112,6 +112,8 @@ class _Turn:
         match kind:
             case "response.output_text.delta":
                 return Said(event["delta"])
+            case "response.reasoning_text.delta":
+                return Waits("thinking")
             case "response.queued":
                 return Waits(_waiting(event["tokenwire"]))
             case _:
@@ -133,7 +135,7 @@ class Talk:
         self.model = model
         self.conversation = conversation
         self._socket: ClientConnection | None = None
-        self._turn: _Turn | None = None
+        self._turn: Turn | None = None
         self._stop = asyncio.Event()  # the person has had enough of this answer
 
     async def open(self) -> None:
@@ -170,7 +172,7 @@ class Talk:
             self.conversation = made["conversation"]["id"]
         frame = {"type": "response.create", "id": _key(), "input": text, "truncation": "auto"}
         frame |= {"conversation": self.conversation} | ({"model": self.model} if self.model else {})
-        turn = self._turn = _Turn(frame)
+        turn = self._turn = Turn(frame)
         async with aclosing(self._events(turn)) as events:
             async for event in events:
                 happening = Waits("the connection is lost; trying again") if event is None else turn.take(event)
@@ -199,13 +201,13 @@ class Talk:
 
     async def _answer_to(self, command: dict[str, Any], kind: str) -> dict[str, Any]:
         """Send a command and return the event that answers it."""
-        async with aclosing(self._events(_Turn({**command, "id": _key()}))) as events:
+        async with aclosing(self._events(Turn({**command, "id": _key()}))) as events:
             async for event in events:
                 if event is not None and event["type"] == kind:
                     return event
         raise AssertionError  # events end by raising only
 
-    async def _events(self, turn: _Turn) -> AsyncGenerator[dict[str, Any] | None, None]:
+    async def _events(self, turn: Turn) -> AsyncGenerator[dict[str, Any] | None, None]:
         """Send a turn; yield what the server says from then on, over as many connections as it takes.
 
         Between two connections None is yielded. Raises TalkError for an error, and where connecting again is no use.

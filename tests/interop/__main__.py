@@ -34,7 +34,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return EXIT_NOT_INSTALLED
     outcomes = {}
-    with tempfile.TemporaryDirectory() as folder, World(Path(folder)) as world:
+    with tempfile.TemporaryDirectory() as folder, World(Path(folder), is_scripted=True) as world:
         for client in clients:
             print(f"running {client.name} …", file=sys.stderr, flush=True)
             outcomes[client] = world.run(client)

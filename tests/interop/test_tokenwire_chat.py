@@ -23,7 +23,7 @@ STYLE = re.compile(r"\x1b\[[0-9;?]*[a-z]")
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with World(tmp_path_factory.mktemp("world"), "--model", "other") as world:
+    with World(tmp_path_factory.mktemp("world"), "--model", "echo", "--model", "other") as world:
         yield world
         world.server.until_metric("connections", 0)
         world.server.until_metric("responses_running", 0)

@@ -15,6 +15,26 @@ from tests.chaos.proxy import Proxy
 from tests.interop.clients import Client
 from tests.support.server import ROOT, ServerProcess
 
+# What the model `agent` says where a tool is called for; all else it repeats, as `echo` does.
+SCRIPT = r"""
+[[answers]]
+role = "tool"
+chunks = ["<think>So", " it says that.</think>", "It says: ", "{{input}}"]
+
+[[answers]]
+match = "^What is the weather"
+chunks = [
+    "<think>They want the", " weather.</think>", "Let me look.\n<tool_", "call>\n{\"name\": \"get_weather\", ",
+    "\"arguments\": {\"city\": \"Par", "is\"}}\n</tool_call>",
+]
+
+[[answers]]
+match = "^Read notes.txt"
+chunks = [
+    "<think>A file.</think><tool_call>\n", "{\"name\": \"exec_command\", \"arguments\": {\"cmd\": ",
+    "\"cat notes.txt\"}}\n</tool_call>",
+]
+"""
 RATE = 60  # tokens a second: slow enough to act while an answer streams
 PROGRAM_S = 150
 
@@ -22,11 +42,18 @@ PROGRAM_S = 150
 class World:
     """One server for all clients.
 
-    options: more flags. url: the server, as http://…, by way of the proxy.
+    options: more flags. is_scripted: with a model `agent` that calls tools; loading its parsers takes some seconds.
+    url: the server, as http://…, by way of the proxy.
     """
 
-    def __init__(self, data_dir: Path, *options: str) -> None:
-        self.server = ServerProcess(data_dir, "--model", "echo", "--echo-rate", str(RATE), *options)
+    def __init__(self, data_dir: Path, *options: str, is_scripted: bool = False) -> None:
+        config = f"[models.echo]\nsource = 'echo'\n[echo]\nrate = {RATE}\n"
+        if is_scripted:
+            script = data_dir / "script.toml"
+            script.write_text(SCRIPT, "utf-8")
+            config += f"script = '{script}'\n[models.agent]\nsource = 'echo'\n"
+            config += "tool_parser = 'hermes'\nreasoning_parser = 'qwen3'\n"
+        self.server = ServerProcess(data_dir, *options, config=config)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
 

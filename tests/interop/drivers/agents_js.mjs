@@ -1,10 +1,11 @@
 // OpenAI's agents SDK for JavaScript over the WebSocket.
 import assert from "node:assert/strict";
-import { LONG, MODEL, cut, require, run } from "./case.mjs";
+import { AGENT, ANSWER, LONG, MODEL, QUESTION, WEATHER, cut, require, run } from "./case.mjs";
 
 // Node 22's own WebSocket takes headers, as this SDK needs; before that it is told to use `ws`.
 globalThis.WebSocket = require("ws").WebSocket;
-const { Agent, Runner, OpenAIProvider, setTracingDisabled } = require("@openai/agents");
+const { Agent, Runner, OpenAIProvider, setTracingDisabled, tool } = require("@openai/agents");
+const { z } = require("zod");
 setTracingDisabled(true);
 
 async function withRunner(url, work) {
@@ -97,4 +98,21 @@ const reconnect = (url) =>
     assert.equal(second.state.usage.inputTokens, 3 + 4 + 4 + 3);
   });
 
-await run({ happy, turns, cancel, error, reconnect });
+const tools = (url) =>
+  withRunner(url, async (runner) => {
+    const asked = [];
+    const getWeather = tool({
+      name: "get_weather",
+      description: "Says how the weather is.",
+      parameters: z.object({ city: z.string() }),
+      execute: ({ city }) => {
+        asked.push(city);
+        return WEATHER;
+      },
+    });
+    const result = await runner.run(agent({ model: AGENT, tools: [getWeather] }), QUESTION);
+    assert.deepEqual(asked, ["Paris"]);
+    assert.equal(result.finalOutput, ANSWER);
+  });
+
+await run({ happy, turns, cancel, error, reconnect, tools });

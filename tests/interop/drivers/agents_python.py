@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from agents import Agent, MultiProvider, RunConfig, Runner, SQLiteSession, set_tracing_disabled
+from agents import Agent, MultiProvider, RunConfig, Runner, SQLiteSession, function_tool, set_tracing_disabled
 
-from tests.interop.drivers.case import LONG, MODEL, cut, raises, run
+from tests.interop.drivers.case import AGENT, ANSWER, LONG, MODEL, QUESTION, WEATHER, cut, raises, run
 
 set_tracing_disabled(True)
 
@@ -90,5 +90,21 @@ async def reconnect(url: str) -> None:
         assert second.context_wrapper.usage.input_tokens == 3 + 4 + 4 + 3
 
 
+async def tools(url: str) -> None:
+    """The SDK calls the function and goes on by itself."""
+    asked: list[str] = []
+
+    @function_tool
+    def get_weather(city: str) -> str:
+        """Say how the weather is."""
+        asked.append(city)
+        return WEATHER
+
+    async with provided(url) as config:
+        result = await Runner.run(agent(AGENT, tools=[get_weather]), QUESTION, run_config=config)
+    assert asked == ["Paris"]
+    assert result.final_output == ANSWER
+
+
 if __name__ == "__main__":
-    run({"happy": happy, "turns": turns, "cancel": cancel, "error": error, "reconnect": reconnect})
+    run({"happy": happy, "turns": turns, "cancel": cancel, "error": error, "reconnect": reconnect, "tools": tools})

@@ -28,7 +28,7 @@ def main() -> None:
         def in_the_page(name: str, url: str) -> None:
             page.evaluate(DO, [f"{url.replace('http', 'ws', 1)}/v1/responses", name])
 
-        run({name: partial(in_the_page, name) for name in ("happy", "turns", "cancel", "error", "reconnect")})
+        run({name: partial(in_the_page, name) for name in ("happy", "turns", "cancel", "error", "reconnect", "tools")})
 
 
 if __name__ == "__main__":

@@ -4,6 +4,10 @@ import { createInterface } from "node:readline/promises";
 import { pathToFileURL } from "node:url";
 
 export const MODEL = "echo";
+export const AGENT = "agent"; // calls tools by a script: world.py
+export const QUESTION = "What is the weather in Paris?"; // calls get_weather
+export const WEATHER = "sunny, 21 degrees";
+export const ANSWER = `It says: ${WEATHER}`;
 export const LONG = Array.from({ length: 60 }, (_, number) => `w${number}`).join(" ");
 const CASE_MS = 60_000;
 

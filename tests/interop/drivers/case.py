@@ -16,6 +16,10 @@ from contextlib import contextmanager
 from typing import Any
 
 MODEL = "echo"
+AGENT = "agent"  # calls tools by a script: world.py
+QUESTION = "What is the weather in Paris?"  # calls get_weather
+WEATHER = "sunny, 21 degrees"
+ANSWER = f"It says: {WEATHER}"
 LONG = " ".join(f"w{number}" for number in range(60))
 CASE_S = 60
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.interop.drivers.case import CASE_S, LONG, MODEL, cut, run
+from tests.interop.drivers.case import AGENT, CASE_S, LONG, MODEL, cut, run
 
 CONFIG = """
 model = "{model}"
@@ -145,5 +145,19 @@ def reconnect(url: str) -> None:
         assert said(events) == [LONG], events
 
 
+def tools(url: str) -> None:
+    """The model has a command run, which reads a file; what it says then has the file's words."""
+    with codex(url, AGENT) as client:
+        (client.folder / "notes.txt").write_text("the word is heliotrope\n", "utf-8")
+        events = client.run("Read notes.txt and tell me the word.")
+        commands = [event["item"] for event in events if event.get("item", {}).get("type") == "command_execution"]
+        assert commands, events
+        assert "cat notes.txt" in commands[-1]["command"]
+        assert commands[-1]["exit_code"] == 0, commands
+        assert commands[-1]["aggregated_output"] == "the word is heliotrope\n"
+        assert "the word is heliotrope" in said(events)[-1], events
+        assert events[-1]["type"] == "turn.completed"
+
+
 if __name__ == "__main__":
-    run({"happy": happy, "turns": turns, "cancel": cancel, "error": error, "reconnect": reconnect})
+    run({"happy": happy, "turns": turns, "cancel": cancel, "error": error, "reconnect": reconnect, "tools": tools})

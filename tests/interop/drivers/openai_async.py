@@ -10,7 +10,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from tests.interop.drivers.case import LONG, MODEL, cut, run
+from tests.interop.drivers.case import AGENT, ANSWER, LONG, MODEL, QUESTION, WEATHER, cut, run
 
 TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
 
@@ -109,5 +109,20 @@ async def reconnect(url: str) -> None:
         assert "".join(event.delta for event in seen if event.type == "response.output_text.delta") == LONG
 
 
+async def tools(url: str) -> None:
+    """A function is called; its output is a turn of the same conversation."""
+    tool: Any = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}
+    async with connected(url) as connection:
+        await connection.send_raw(json.dumps({"type": "conversation.create"}))
+        conversation = json.loads(await connection.recv_bytes())["conversation"]["id"]
+        await connection.response.create(model=AGENT, input=QUESTION, tools=[tool], conversation=conversation)
+        _, response = await answer(connection)
+        (call,) = [item for item in response.output if item.type == "function_call"]
+        assert json.loads(call.arguments) == {"city": "Paris"}
+        output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": WEATHER}
+        await connection.response.create(model=AGENT, input=[output], tools=[tool], conversation=conversation)
+        assert (await answer(connection))[0] == ANSWER
+
+
 if __name__ == "__main__":
-    run({"happy": happy, "turns": turns, "cancel": cancel, "error": error, "reconnect": reconnect})
+    run({"happy": happy, "turns": turns, "cancel": cancel, "error": error, "reconnect": reconnect, "tools": tools})

@@ -1,6 +1,6 @@
 // The official `openai` package for JavaScript, with `ws` below it, as in Node.
 import assert from "node:assert/strict";
-import { LONG, MODEL, TERMINAL, cut, require, run } from "./case.mjs";
+import { AGENT, ANSWER, LONG, MODEL, QUESTION, TERMINAL, WEATHER, cut, require, run } from "./case.mjs";
 
 const OpenAI = require("openai").default;
 const { ResponsesWS } = require("openai/resources/responses/ws");
@@ -97,4 +97,18 @@ async function reconnect(url) {
   socket.close();
 }
 
-await run({ happy, turns, cancel, error, reconnect });
+async function tools(url) {
+  const tool = { type: "function", name: "get_weather", parameters: { type: "object", properties: { city: { type: "string" } } } };
+  const { socket, next } = connect(url);
+  socket.send({ type: "response.create", model: AGENT, input: QUESTION, tools: [tool] });
+  const first = (await next(isEnd)).response;
+  const call = first.output.find((item) => item.type === "function_call");
+  assert.deepEqual([call.name, JSON.parse(call.arguments)], ["get_weather", { city: "Paris" }]);
+  const output = { type: "function_call_output", call_id: call.call_id, output: WEATHER };
+  socket.send({ type: "response.create", model: AGENT, input: [output], tools: [tool], previous_response_id: first.id });
+  const second = (await next(isEnd)).response;
+  assert.equal(second.output.at(-1).content[0].text, ANSWER);
+  socket.close();
+}
+
+await run({ happy, turns, cancel, error, reconnect, tools });

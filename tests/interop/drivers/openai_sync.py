@@ -9,9 +9,15 @@ from typing import Any
 
 from openai import OpenAI
 
-from tests.interop.drivers.case import LONG, MODEL, cut, run
+from tests.interop.drivers.case import AGENT, ANSWER, LONG, MODEL, QUESTION, WEATHER, cut, run
 
 TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 
 
 @contextmanager
@@ -110,5 +116,29 @@ def reconnect(url: str) -> None:
         assert numbers == sorted(set(numbers)), numbers
 
 
+def tools(url: str) -> None:
+    """A thought, a call whose arguments come in pieces, its output, and the answer; the SDK has a type for each."""
+    tool: Any = {"type": "function", "name": "get_weather", "parameters": PARAMETERS, "strict": True}
+    with connected(url) as connection:
+        connection.response.create(model=AGENT, input=QUESTION, tools=[tool])
+        thought = arguments = ""
+        for event in connection:
+            match event.type:
+                case "response.reasoning_text.delta":
+                    thought += event.delta
+                case "response.function_call_arguments.delta":
+                    arguments += event.delta
+                case "response.completed":
+                    break
+        assert thought == "They want the weather."
+        *_, call = event.response.output
+        assert [item.type for item in event.response.output] == ["reasoning", "message", "function_call"]
+        assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "get_weather", {"city": "Paris"})
+        assert arguments == call.arguments
+        output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": WEATHER}
+        connection.response.create(model=AGENT, input=[output], tools=[tool], previous_response_id=event.response.id)
+        assert answer(connection)[0] == ANSWER
+
+
 if __name__ == "__main__":
-    run({"happy": happy, "turns": turns, "cancel": cancel, "error": error, "reconnect": reconnect})
+    run({"happy": happy, "turns": turns, "cancel": cancel, "error": error, "reconnect": reconnect, "tools": tools})

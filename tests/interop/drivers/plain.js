@@ -1,6 +1,7 @@
 // A plain WebSocket, with nothing of ours around it: the same cases for browsers and for k6.
 
 const MODEL = "echo";
+const AGENT = "agent"; // calls tools by a script: world.py
 const LONG = Array.from({ length: 60 }, (_, number) => `w${number}`).join(" ");
 const TERMINAL = ["response.completed", "response.incomplete", "response.failed"];
 
@@ -114,6 +115,20 @@ export function plainCases(open, cut) {
       assert(first.sequence_number === last + 1, first);
       const end = isEnd(first) ? first : await next(isEnd);
       assert(end.response.output[0].content[0].text === LONG, end);
+      socket.close();
+    },
+
+    async tools() {
+      const tool = { type: "function", name: "get_weather", parameters: { type: "object" } };
+      const { socket, next, create } = await connect();
+      create("What is the weather in Paris?", { model: AGENT, tools: [tool] });
+      const first = await next(isEnd);
+      const call = first.response.output.find((item) => item.type === "function_call");
+      assert(call.name === "get_weather" && JSON.parse(call.arguments).city === "Paris", first);
+      const output = { type: "function_call_output", call_id: call.call_id, output: "sunny" };
+      create([output], { model: AGENT, tools: [tool], previous_response_id: first.response.id });
+      const second = await next(isEnd);
+      assert(second.response.output.at(-1).content[0].text === "It says: sunny", second);
       socket.close();
     },
   };

@@ -11,7 +11,7 @@ from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError
 from pydantic_ai.models.openai import OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from tests.interop.drivers.case import LONG, MODEL, cut, raises, run
+from tests.interop.drivers.case import AGENT, ANSWER, LONG, MODEL, QUESTION, WEATHER, cut, raises, run
 
 # It falls back to HTTP with a warning where a socket does not work; here that must be an error.
 warnings.simplefilter("error")
@@ -72,5 +72,22 @@ async def reconnect(url: str) -> None:
         assert second.usage.input_tokens == 3 + 4 + 4 + 3
 
 
+async def tools(url: str) -> None:
+    """It calls the function and goes on by itself, on the same socket."""
+    asked: list[str] = []
+    caller = agent(url, AGENT)
+
+    @caller.tool_plain
+    def get_weather(city: str) -> str:
+        """Say how the weather is."""
+        asked.append(city)
+        return WEATHER
+
+    async with caller:
+        result = await caller.run(QUESTION)
+    assert asked == ["Paris"]
+    assert result.output == ANSWER
+
+
 if __name__ == "__main__":
-    run({"happy": happy, "turns": turns, "cancel": cancel, "error": error, "reconnect": reconnect})
+    run({"happy": happy, "turns": turns, "cancel": cancel, "error": error, "reconnect": reconnect, "tools": tools})

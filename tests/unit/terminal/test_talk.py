@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server.terminal.screen import clean
-from server.terminal.talk import TalkError, address
+from server.terminal.talk import Ended, Said, TalkError, Turn, Waits, address
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,22 @@ def test_what_is_no_address(meant: str):
 def test_clean_keeps_text_and_nothing_that_steers():
     assert clean("héllo 👩‍👩‍👧 नमस्ते\n\tx") == "héllo 👩‍👩‍👧 नमस्ते\n\tx"
     assert clean("\x1b]0;title\x07\x9b2J\r\x00") == "�]0;title��2J��"
+
+
+def event(kind: str, number: int, **fields):
+    return {"type": kind, "sequence_number": number, **fields}
+
+
+def test_a_turn_takes_each_event_once_and_asks_for_the_rest():
+    turn = Turn({"type": "response.create", "id": "k"})
+    assert turn.again() == turn.frame
+    assert turn.take(event("response.completed", 9, response={"id": "resp_0", "status": "completed"})) is None
+    waiting = {"reason": "model_loading", "progress": 0.4}
+    assert turn.take(event("response.created", 0, response={"id": "resp_1"})) is None
+    assert turn.take(event("response.queued", 1, tokenwire=waiting)) == Waits("the model is loading, 40%")
+    assert turn.take(event("response.reasoning_text.delta", 2, delta="hm")) == Waits("thinking")
+    assert turn.take(event("response.output_text.delta", 3, delta="a")) == Said("a")
+    assert turn.take(event("response.output_text.delta", 3, delta="a")) is None
+    assert turn.again() == {"type": "response.retrieve", "response_id": "resp_1", "starting_after": 3}
+    cut = {"id": "resp_1", "status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+    assert turn.take(event("response.incomplete", 4, response=cut)) == Ended("cut off: it is too long")
