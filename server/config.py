@@ -252,7 +252,7 @@ class LimitsConfig(Section):
     open_timeout_s: Annotated[float, Field(gt=0)] = 10.0  # handshake
     idle_timeout_s: Annotated[float, Field(gt=0)] = 86_400.0  # no frame from the client this long, and nothing running
     max_handshakes: Annotated[int, Field(ge=1)] = 4096  # connections whose request has not come, of all addresses
-    # Of one address; loopback has no bounds, and behind `trusted_proxies` the clients' addresses count.
+    # Of one address; private networks have no bounds, and behind `trusted_proxies` the clients' addresses count.
     max_handshakes_per_address: Annotated[int, Field(ge=1)] = 256
     max_connections_per_address: Annotated[int, Field(ge=1)] = 1024
     max_requests_per_minute_per_address: Annotated[int, Field(ge=1)] = 3000  # handshakes and plain HTTP

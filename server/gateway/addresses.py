@@ -17,6 +17,23 @@ MAX_FORWARDED: Final = 20  # addresses looked at in one X-Forwarded-For
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
+# What comes from there has passed a proxy, a container's bridge or a NAT of ours, or sits in our own house: bounds for
+# one address would be bounds for all clients together. (`is_private` has the addresses of examples, too.)
+PRIVATE: Final[tuple[Network, ...]] = tuple(
+    ipaddress.ip_network(name)
+    for name in (
+        "127.0.0.0/8",
+        "10.0.0.0/8",
+        "172.16.0.0/12",
+        "192.168.0.0/16",
+        "100.64.0.0/10",
+        "169.254.0.0/16",
+        "::1/128",
+        "fc00::/7",
+        "fe80::/10",
+    )
+)
+
 
 def client_address(peer: str, forwarded: str | None, proxies: tuple[Network, ...]) -> str:
     """Return whose request this is: the peer's, or of proxies that we trust the last address before them.
@@ -35,7 +52,7 @@ def client_address(peer: str, forwarded: str | None, proxies: tuple[Network, ...
 
 
 class Addresses:
-    """Counts what each address has now. Loopback has no bounds of its own: it is this machine, or a proxy on it."""
+    """Counts what each address has now. Those of private networks have no bounds of their own."""
 
     def __init__(self, limits: LimitsConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
@@ -87,9 +104,9 @@ class Addresses:
 
 
 def group(address: str) -> str:
-    """Return what is counted together: an IPv4 address, an IPv6 network of one customer; '' for loopback."""
+    """Return what is counted together: an IPv4 address, an IPv6 network of one customer; '' for private networks."""
     parsed = _parsed(address)
-    if parsed is None or parsed.is_loopback:
+    if parsed is None or any(parsed in network for network in PRIVATE):
         return ""
     if isinstance(parsed, ipaddress.IPv4Address):
         return str(parsed)

@@ -262,6 +262,7 @@ class Listener:
         if self._admitted >= self._config.limits.max_connections:
             return _no_place("every connection place is taken; try again later")
         if not self._addresses.connect(connection.address):
+            logger.info("too many connections", extra={"address": connection.address})
             return _too_many("this address has as many connections as it may", RETRY_AFTER_S)
         connection.admitted = True
         self._admitted += 1

@@ -11,6 +11,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError, ConnectionClosedOK, InvalidStatus
 from websockets.typing import Origin
 
+from tests.support.credentials import MemoryKeys
+
 TLS_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(range(190))
 GARBAGE = bytes(range(256)) * 8
 
@@ -141,6 +143,18 @@ async def test_own_and_allowed_origins(gateway_with):
                 await client.send("hi")
                 assert await client.recv() == "local: hi"
         assert (await gateway.get("/", {"Host": "chat.example"})).status == 200
+
+
+async def test_with_sign_in_a_page_of_any_name_gets_nowhere(gateway_with):
+    """Behind a proxy the server has names that it does not know; a page that rebinds one has no key."""
+    async with gateway_with(auth={"methods": ["keys"]}, keys=MemoryKeys()) as gateway:
+        host = f"chat.example:{gateway.port}"
+        own = {"Host": host, "Origin": f"http://{host}"}
+        assert (await gateway.get("/", own)).status == 200
+        reply = await gateway.get("/v1/models", own)
+        assert (reply.status, reply.json["error"]["code"]) == (401, "unauthorized")
+        assert reply.headers["www-authenticate"] == "Bearer"
+        assert (await gateway.get("/", own | {"Origin": "https://evil.example"})).status == 403
 
 
 async def test_upgrade_elsewhere(gateway):

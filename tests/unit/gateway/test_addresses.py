@@ -38,14 +38,16 @@ def test_client_address(peer, forwarded, address):
         ("203.0.113.7", "203.0.113.7"),
         ("::ffff:203.0.113.7", "203.0.113.7"),
         ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
+        ("fe80::1%eth0", ""),
         ("127.0.0.1", ""),
+        ("10.1.2.3", ""),
+        ("::ffff:192.168.1.1", ""),
         ("::1", ""),
         ("/run/socket", ""),
     ],
 )
 def test_group(address, name):
-    """What one customer has is counted together, and loopback not at all."""
+    """What one customer has is counted together, and private networks not at all."""
     assert group(address) == name
 
 
