@@ -1,4 +1,4 @@
-"""The composition root: start, serve, drain, close. The only place that names concrete engines and the store."""
+"""The composition root: start, serve, drain, close. It alone names concrete engines and the store, hence its length."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ from server.access.sign_in import SignIn
 from server.chat.runtime import Runtime
 from server.chat.service import Chat
 from server.chat.takeover import Takeover
-from server.config import Config, EngineLimits, ModelConfig
+from server.config import Config, EngineLimits, ModelConfig, RemoteConfig
 from server.engine.base import VllmSettings
 from server.engine.echo import EchoEngine
+from server.engine.openai import OpenAIEngine, OpenAISettings
 from server.engine.parsing import Parsers
+from server.engine.triton import TritonEngine, TritonSettings
 from server.engine.vllm import VllmEngine
 from server.errors import StartError
 from server.gateway.connection import Connection
@@ -257,6 +259,8 @@ class App:
     async def _make_model(self, name: str, settings: ModelConfig) -> Model:
         """Raises StartError where its source is not there, or no device could hold it."""
         config = self._config
+        for key, text in config.remote_faults(settings):  # one that is added later was not checked with the others
+            raise StartError(f"models.{name}.remote.{key}: {text}")
         source = await self._source(settings)
         needs = model_needs(config, settings, source)
         reason = fits(needs, device_list(config), placement_policy(config))
@@ -270,6 +274,7 @@ class App:
             requires=settings.requires,
             system_prompt=settings.system_prompt,
             start_timeout_s=config.vllm.start_timeout_s,
+            is_elsewhere=config.backend_of(settings) in {"openai", "triton"},
             metrics=self._metrics.for_model(name),
             admission_config=config.admission,
             needs=needs,
@@ -278,25 +283,29 @@ class App:
 
     def _engine_factory(self, name: str, model: ModelConfig, source: str, memory: float) -> EngineFactory:
         config = self._config
-        if config.engine == "echo":
-            echo = config.echo
-            return lambda _devices: EchoEngine(
-                name,
-                rate=echo.rate,
-                ttft_ms=echo.ttft_ms,
-                load_ms=echo.load_ms,
-                context_length=echo.context_length,
-                max_concurrency=echo.max_concurrency,
-                script=echo.script,
-                parsers=Parsers(model.tool_parser, model.reasoning_parser),
-            )
-
+        match config.backend_of(model):
+            case "echo":
+                echo = config.echo
+                return lambda _devices: EchoEngine(
+                    name,
+                    rate=echo.rate,
+                    ttft_ms=echo.ttft_ms,
+                    load_ms=echo.load_ms,
+                    context_length=echo.context_length,
+                    max_concurrency=echo.max_concurrency,
+                    script=echo.script,
+                    parsers=Parsers(model.tool_parser, model.reasoning_parser),
+                )
+            case "openai":
+                return lambda _devices: OpenAIEngine(name, _openai_settings(source, model.remote))
+            case "triton":
+                return lambda _devices: TritonEngine(name, _triton_settings(source, model.remote))
         settings = replace(_vllm_settings(config, model), can_sleep=model.asleep_gib is not None)
         return lambda devices: VllmEngine(name, source, on_devices(settings, devices, memory))
 
     async def _source(self, model: ModelConfig) -> str:
         """Return what the engine loads, fetched and converted where that is needed."""
-        if self._config.engine == "echo":
+        if self._config.backend_of(model) != "vllm":
             return model.source
 
         def progress(text: str) -> None:
@@ -342,7 +351,7 @@ class App:
         vLLM brings 600,000 objects to stay. The collector would look through all of them again and again, when a frame
         of many brackets is read as well, and all sockets would wait for half a second.
         """
-        if not self._is_frozen and self._config.engine == "vllm":
+        if not self._is_frozen and "vllm" in map(self._config.backend_of, self._config.models.values()):
             self._is_frozen = True
             gc.collect()
             gc.freeze()
@@ -426,4 +435,29 @@ def _vllm_settings(config: Config, model: ModelConfig) -> VllmSettings:
         cpu_kvcache_gib=config.vllm.cpu_kvcache_gib,
         tool_parser=model.tool_parser,
         reasoning_parser=model.reasoning_parser,
+    )
+
+
+def _openai_settings(model: str, remote: RemoteConfig) -> OpenAISettings:
+    return OpenAISettings(
+        url=remote.url,
+        model=model,
+        api_key_env=remote.api_key_env,
+        context_length=remote.context_length,
+        max_concurrency=remote.max_concurrency,
+        silence_timeout_s=remote.silence_timeout_s,
+        tokenizer=remote.tokenizer,
+    )
+
+
+def _triton_settings(model: str, remote: RemoteConfig) -> TritonSettings:
+    assert remote.tokenizer is not None  # the configuration was checked
+    assert remote.context_length is not None
+    return TritonSettings(
+        address=remote.url,
+        model=model,
+        tokenizer=remote.tokenizer,
+        context_length=remote.context_length,
+        max_concurrency=remote.max_concurrency,
+        model_control=remote.model_control,
     )

@@ -169,9 +169,13 @@ def _model_lines(config: Config) -> tuple[list[tuple[str, str]], list[str]]:
     lines, faults = [], []
     for name, model in config.models.items():
         default = " (default)" if name == config.default_model else ""
-        if config.engine == "echo":
-            lines.append(("model", f"{name}{default}: repeats what it is told"))
-            continue
+        match config.backend_of(model):
+            case "echo":
+                lines.append(("model", f"{name}{default}: repeats what it is told"))
+                continue
+            case "openai" | "triton" as backend:
+                lines.append(("model", f"{name}{default}: {model.source} at {model.remote.url} ({backend})"))
+                continue
         try:
             lines.append(("model", f"{name}{default}: {_source_words(model.source)}"))
         except StartError as error:

@@ -1,4 +1,6 @@
-"""Every setting, its default, unit and bounds. `config_loading` fills it from a file, variables and flags."""
+"""Every setting, its default, unit and bounds: long, as all of them are here. `config_loading` fills it from a file,
+variables and flags.
+"""
 
 from __future__ import annotations
 
@@ -56,6 +58,12 @@ def _check_proxy(value: str) -> str:
     return value
 
 
+def _check_remote_url(value: str) -> str:
+    if "@" in value:
+        raise ValueError("must hold no password; set remote.api_key_env")
+    return value
+
+
 def _split_list(value: object) -> object:
     """Variables hold lists with commas between."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
@@ -78,6 +86,14 @@ def is_loopback(host: str) -> bool:
 ScriptFile = Annotated[
     Path | None, BeforeValidator(lambda value: value or None), AfterValidator(lambda path: path and path.expanduser())
 ]
+
+
+def _is_private(host: str) -> bool:
+    """Whether an address is of a network of one's own; a name with a dot is not known to be."""
+    try:
+        return ipaddress.ip_address(host).is_private
+    except ValueError:
+        return False
 
 
 class Section(BaseModel):
@@ -113,10 +129,24 @@ class SamplingConfig(Section):
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
 
 
+class RemoteConfig(Section):
+    """A model on another server (`backend` "openai" or "triton"); `source` is its name there."""
+
+    url: Annotated[str, AfterValidator(_check_remote_url)] = ""  # openai: https://host/v1; triton: host:port of gRPC
+    api_key_env: str | None = None  # the environment variable with the key; None: no key is sent
+    context_length: Annotated[int, Field(ge=16)] | None = None  # tokens; None: openai servers are asked
+    max_concurrency: Annotated[int, Field(ge=1)] = 256  # answers asked for at once
+    silence_timeout_s: Annotated[float, Field(gt=0)] = 120.0  # a stream that brings nothing this long is broken
+    tokenizer: Annotated[str, AfterValidator(_expand_home)] | None = None  # folder; None: the server makes prompts
+    model_control: bool = False  # triton: load the model at the start, unload it at the end
+
+
 class ModelConfig(EngineLimits):
     """One `[models.NAME]`: source is a path, a hub id or the name of a model we know; the rest overrides `[vllm]`."""
 
     source: Annotated[str, Field(min_length=1), AfterValidator(_expand_home)]
+    backend: Literal["vllm", "echo", "openai", "triton"] | None = None  # None: as `engine` says
+    remote: RemoteConfig = RemoteConfig()
     aliases: Annotated[tuple[str, ...], BeforeValidator(_split_list)] = ()  # further names of the model
     system_prompt: str | None = None  # instructions used where the client gives none
     tool_parser: Annotated[str, Field(min_length=1)] | None = None  # vLLM's name of what finds calls in the output
@@ -364,6 +394,8 @@ class Config(Section):
             if not MODEL_NAME.fullmatch(name)
         ]
         faults += [(f"models.{key}", text) for key, text in self._alias_faults()]
+        for name, model in self.models.items():
+            faults += [(f"models.{name}.remote.{key}", text) for key, text in self.remote_faults(model)]
         faults += [
             (f"models.{name}.max_replicas", f"{model.max_replicas} is less than min_replicas ({model.min_replicas})")
             for name, model in self.models.items()
@@ -378,6 +410,25 @@ class Config(Section):
             if (limits.max_num_batched_tokens or limits.max_num_seqs or 0) < (limits.max_num_seqs or 0)
         ]
         return faults
+
+    def backend_of(self, model: ModelConfig) -> str:
+        """What serves this model."""
+        return model.backend or self.engine
+
+    def remote_faults(self, model: ModelConfig) -> Iterator[tuple[str, str]]:
+        """What a model on another server lacks."""
+        remote = model.remote
+        match self.backend_of(model):
+            case "openai" if not remote.url.startswith(("http://", "https://")):
+                yield "url", "backend 'openai' needs a url such as http://host:8000/v1"
+            case "triton" if not re.fullmatch(r"[^/]+:[0-9]+", remote.url):
+                yield "url", "backend 'triton' needs host:port of Triton's gRPC service"
+            case "triton" if not (remote.tokenizer and remote.context_length):
+                yield "tokenizer", "backend 'triton' needs tokenizer and context_length: Triton tells neither"
+            case "openai" if remote.api_key_env and remote.url.startswith("http://"):
+                host = urlsplit(remote.url).hostname or ""
+                if "." in host and not is_loopback(host) and not _is_private(host):
+                    yield "url", "a key goes over https:// only; http:// is for this machine and private networks"
 
     def _is_alias(self, name: str) -> bool:
         return any(name in model.aliases for model in self.models.values())

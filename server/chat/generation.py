@@ -272,7 +272,7 @@ class Generation:
                     why = str(error)  # not the error: its traceback would keep the prompt
                 else:
                     return
-            logger.warning("going on with an answer that broke off: %s", why, extra={"response": self.response_id})
+            logger.warning("going on with an answer that was lost: %s", why, extra={"response": self.response_id})
 
     async def _wait_for_turn(self) -> History:
         if not self.is_stored:

@@ -100,7 +100,7 @@ class Endpoint:
         except TimeoutError:
             raise EndpointDownError(f"{self._where(path)} did not answer within {ANSWER_TIMEOUT_S:g} s") from None
         except aiohttp.ClientError as error:
-            raise EndpointDownError(f"{self._where(path)} broke off its answer: {_words(error)}") from None
+            raise EndpointDownError(f"{self._where(path)} ended its answer early: {_words(error)}") from None
         try:
             return orjson.loads(data)
         except ValueError:
@@ -175,7 +175,7 @@ async def pieces(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None
         while data := await response.content.readany():
             yield data
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        raise EndpointDownError(f"the stream broke off: {_words(error)}") from None
+        raise EndpointDownError(f"the stream ended early: {_words(error)}") from None
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

@@ -89,6 +89,7 @@ class OpenAIEngine:
         self._renderer: PromptRenderer | None = None
         self._counts_prompts = False
         self._counts_always = False
+        self._is_vllm = False
         self._unfinished = 0
         self._opening: set[asyncio.Task[aiohttp.ClientResponse]] = set()
         self._running: set[aiohttp.ClientResponse] = set()
@@ -132,6 +133,7 @@ class OpenAIEngine:
 
     def _learn(self, row: dict[str, Any]) -> None:
         self._counts_always = row.get("owned_by") in _COUNTS_ALL_THE_TIME
+        self._is_vllm = row.get("owned_by") == "vllm"
         if self._settings.context_length is not None:
             return
         meta = row.get("meta")
@@ -307,8 +309,8 @@ class OpenAIEngine:
         }
         if self._counts_always:
             body["stream_options"]["continuous_usage_stats"] = True
-        if request.cache_salt:
-            body["cache_salt"] = request.cache_salt  # vLLM's word; others pass it over
+        if request.cache_salt and self._is_vllm:
+            body["cache_salt"] = request.cache_salt  # vLLM's word; OpenAI itself refuses what it does not know
         body |= given(sampling)  # servers other than vLLM take those of its names that they know
         if self._is_estimated and sampling.max_tokens >= self.context_length - prompt.token_count:
             del body["max_tokens"]  # all the room that we think there is: the server knows better

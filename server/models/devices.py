@@ -44,7 +44,7 @@ def model_needs(config: Config, model: ModelConfig, source: str) -> Needs:
         minimum = 0 if config.devices else 1
     return Needs(
         memory=_memory(config, model, source) if config.devices else 0.0,
-        width=(model.tensor_parallel_size or config.vllm.tensor_parallel_size or 1) if config.devices else 1,
+        width=_width(config, model),
         pinned=model.pin,
         minimum=minimum,
         maximum=max(model.max_replicas, minimum),
@@ -53,11 +53,20 @@ def model_needs(config: Config, model: ModelConfig, source: str) -> Needs:
     )
 
 
+def _width(config: Config, model: ModelConfig) -> int:
+    """Return how many devices one replica takes."""
+    if not config.devices or config.backend_of(model) != "vllm":
+        return 1
+    return model.tensor_parallel_size or config.vllm.tensor_parallel_size or 1
+
+
 def _memory(config: Config, model: ModelConfig, source: str) -> float:
-    """Return bytes on each device: as declared, else (1) nothing for echo, (2) what a GPU may give, (3) a guess."""
+    """Return bytes on each device: as declared, else (1) nothing for echo and for what another engine runs, (2) what a
+    GPU may give, (3) a guess.
+    """
     if model.memory_gib is not None:
         return model.memory_gib * GIB
-    if config.engine == "echo":
+    if config.backend_of(model) != "vllm":
         return 0.0  # 1
     largest = max(device.memory_gib for device in config.devices.values()) * GIB
     if any(device.gpu is not None for device in config.devices.values()):

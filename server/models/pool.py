@@ -384,7 +384,7 @@ class Pool:
         started_at: float | None = None
         try:
             async with AsyncExitStack() as turn:
-                for device in sorted(device.id for device in replica.devices):
+                for device in () if model.is_elsewhere else sorted(device.id for device in replica.devices):
                     await turn.enter_async_context(self._turns[device])
                 began = loop.time()
                 if model.is_due or model.scale.target > 1:  # else who wanted it is gone: no load for nobody
@@ -433,7 +433,7 @@ class Pool:
         model.is_to_restore = False
         self._settle(model, restore=True)
         # One that has never run gains nothing by waiting: say what is wrong.
-        is_hopeless = model.admission is None or model.failures >= MAX_RESTARTS
+        is_hopeless = model.admission is None or (model.failures >= MAX_RESTARTS and not model.is_elsewhere)
         if is_hopeless and model.ready_engine is None:
             self._give_up(model, text)
             model.fail_wants(ModelFailedError(text, delay))

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from server.engine.base import (
     Sampling,
 )
 from server.engine.triton import TritonEngine, TritonSettings
+from tests.integration.server.wire import client
+from tests.support.server import ServerProcess
 from tests.support.triton_server import TritonServer
 from tests.unit.engine.contract import ask, begin, text_of, user
 
@@ -168,6 +171,25 @@ async def test_a_start_that_cannot_work_says_why(triton: TritonServer, default_m
     with pytest.raises(EngineStartError, match=text):
         async with started(triton, **({"tokenizer": default_model_dir} | settings)):
             pass
+
+
+async def test_a_gateway_chats_through_triton(triton: TritonServer, default_model_dir: str, tmp_path: Path) -> None:
+    """The whole line, with a cancel that reaches the model."""
+    remote = f'url = "{triton.address}", tokenizer = "{default_model_dir}", context_length = 1000'
+    config = f'[models.m]\nbackend = "triton"\nsource = "chat"\nremote = {{ {remote} }}'
+    server = ServerProcess(tmp_path, config=config)
+    triton.events.write_text("")
+    await asyncio.to_thread(server.start)
+    try:
+        async with client(server) as somebody:
+            assert (await somebody.ask("slow one two")).text == "slow one two"
+            response_id = await somebody.begin("slow " + "word " * 800)
+            await somebody.send({"type": "response.cancel", "response_id": response_id})
+            assert (await somebody.answer()).response["incomplete_details"] == {"reason": "cancelled"}
+        await asyncio.to_thread(triton.until_event, "cancelled")
+    finally:
+        await asyncio.to_thread(server.stop)
+    assert server.faults() == []
 
 
 async def test_a_server_that_ends_is_found_dead(triton: TritonServer, default_model_dir: str) -> None:
