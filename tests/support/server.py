@@ -71,11 +71,11 @@ class ServerProcess:
         self._reader.start()
         return self
 
-    def start(self, port: int = 0) -> ServerProcess:
+    def start(self, port: int = 0, timeout_s: float = READY_S) -> ServerProcess:
         """Start it and return when it says that it is ready."""
         self.launch(port)
         with contextlib.suppress(queue.Empty):
-            self.url = self._ready.get(timeout=READY_S)
+            self.url = self._ready.get(timeout=timeout_s)
         if not self.url:
             self.kill()
             raise AssertionError("the server did not get ready:\n" + self.tail())
