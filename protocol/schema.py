@@ -14,9 +14,11 @@ from protocol.errors import ProtocolError, excerpt
 
 MAX_SCHEMA_BYTES: Final = 64 * 1024  # as JSON; a tool of a large agent has some kilobytes
 MAX_SCHEMA_DEPTH: Final = 32  # objects and lists inside each other; OpenAI takes 10 levels of properties
-# Numbers that say how often something is repeated: a grammar has a copy for each. xgrammar takes seconds for ten
-# thousand of a short pattern.
+# Numbers that say how often something is repeated, and words that stand in the schema: a grammar has a state for each.
+# xgrammar takes some seconds for all that is allowed here, and minutes for ten times as much.
 MAX_REPEATS: Final = 1000
+MAX_ALL_REPEATS: Final = 10_000  # together
+MAX_WORDS_CHARS: Final = 16_000  # of all strings in enum and const; OpenAI takes 15,000 of long ones
 MAX_PATTERN_CHARS: Final = 1000
 
 _TYPES: Final = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
@@ -34,9 +36,26 @@ def check_schema(schema: Any, param: str) -> dict[str, Any]:
     size = len(encode(schema))
     if size > MAX_SCHEMA_BYTES:
         raise _invalid(f"has {size} bytes; at most {MAX_SCHEMA_BYTES} are taken", param)
+    repeats = words = 0
     for place, part in _parts(schema, param):
         _check_part(part, place, schema)
+        repeats += _repeats(part)
+        words += _words(part)
+    if repeats > MAX_ALL_REPEATS:
+        raise _invalid(f"repeats things {repeats} times in all; at most {MAX_ALL_REPEATS} are taken", param)
+    if words > MAX_WORDS_CHARS:
+        raise _invalid(f"has {words} characters in enum and const; at most {MAX_WORDS_CHARS} are taken", param)
     return schema
+
+
+def _repeats(part: Any) -> int:
+    return max((part[key] for key in _COUNTS & part.keys()), default=0) if isinstance(part, dict) else 0
+
+
+def _words(part: Any) -> int:
+    if not isinstance(part, dict):
+        return 0
+    return sum(len(word) for word in (*part.get("enum", ()), part.get("const")) if isinstance(word, str))
 
 
 def _check_depth(schema: Any, param: str) -> None:

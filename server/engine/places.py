@@ -48,11 +48,10 @@ class Places:
         core = text.strip()
         if not core:
             return text
-        start, index = text.index(core), len(self._fillings)
-        self._fillings.append(Filling(core, is_needed))
+        start = text.index(core)
         if is_needed:
-            self._needed[index] = message
-        return f"{text[:start]}{self._left}{index:0{_INDEX_DIGITS}d}{self._right}{text[start + len(core) :]}"
+            self._needed[len(self._fillings)] = message
+        return text[:start] + self._place(Filling(core, is_needed)) + text[start + len(core) :]
 
     def guarded(self, value: Any) -> Any:
         """Return a JSON value with every string in it replaced that a template would make a control token of.
@@ -61,13 +60,18 @@ class Places:
         """
         match value:
             case str():
-                return self.put(value) if self._has_control(value) else value
+                return self._place(Filling(value, is_needed=False)) if self._has_control(value) else value
             case list():
                 return [self.guarded(inner) for inner in value]
             case dict():
                 return {self.guarded(key): self.guarded(inner) for key, inner in value.items()}
             case _:
                 return value
+
+    def _place(self, filling: Filling) -> str:
+        index = len(self._fillings)
+        self._fillings.append(filling)
+        return f"{self._left}{index:0{_INDEX_DIGITS}d}{self._right}"
 
     def split(self, rendered: str) -> Iterator[Filling | str]:
         """Yield the template's own text, and the fillings where they stand; then `unseen` knows those that do not."""

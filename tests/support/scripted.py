@@ -86,6 +86,9 @@ class ScriptedEngine:
     def say(self, text: str) -> None:
         self._script.put_nowait(Chunk(text, len(text)))
 
+    def say_chunk(self, chunk: Chunk) -> None:
+        self._script.put_nowait(chunk)
+
     def end(self, reason: FinishReason = FinishReason.STOP) -> None:
         self._script.put_nowait(Chunk("", 0, reason))
 

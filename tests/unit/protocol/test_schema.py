@@ -82,6 +82,8 @@ def test_fine(schema):
         ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "s.$defs.a.$ref"),
         (nested(MAX_SCHEMA_DEPTH), "s"),
         ({"description": "x" * MAX_SCHEMA_BYTES}, "s"),
+        ({"anyOf": [{"type": "string", "maxLength": 1000}] * 11}, "s"),
+        ({"enum": ["x" * 500] * 33}, "s"),
     ],
 )
 def test_refused(schema, place):
