@@ -223,8 +223,10 @@ def _limit_lines(config: Config) -> list[tuple[str, str]]:
 
 def _warnings(config: Config) -> list[str]:
     found = []
-    if not is_loopback(config.host) and not config.auth.methods:
-        found.append(f"anyone who reaches {config.host} can use the models and read every conversation")
+    if not is_loopback(config.host):
+        everything = f"anyone who reaches {config.host} can use the models and read every conversation"
+        on_the_way = "keys and texts can be read on the way, unless a proxy before this server speaks TLS"
+        found.append(on_the_way if config.auth.methods else everything)
     if config.redis_url and config.redis_url.startswith("redis://") and "@" not in config.redis_url:
         found.append("Redis is used without a password: make sure that nobody else reaches it")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -130,6 +130,10 @@ def test_check_warns(capsys):
     output = capsys.readouterr().out
     assert "Warning: anyone who reaches 10.0.0.1" in output
     assert "Warning: Redis is used without a password" in output
+    assert main(["check", "--engine", "echo", "--host", "10.0.0.1", "--auth", "keys"]) == 0
+    output = capsys.readouterr().out
+    assert "Warning: keys and texts can be read on the way" in output
+    assert "anyone who reaches" not in output
 
 
 def test_check_finds_missing_models(capsys):
