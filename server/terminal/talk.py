@@ -162,6 +162,7 @@ class Talk:
 
     async def models(self) -> list[dict[str, Any]]:
         """Return what the server has. Raises TalkError."""
+        self._stop.clear()
         return list((await self._answer_to({"type": "model.list"}, "model.listed"))["data"])
 
     async def ask(self, text: str) -> AsyncGenerator[Happening, None]:
