@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 ROOT = Path(__file__).parents[2]
-READY_S = 60
+READY_S = 150  # vLLM's parsers take half a minute to load on a machine with much else to do
 STOP_S = 40
 POLL_S = 0.02  # between looks at what no event tells of: another process, a gauge
 

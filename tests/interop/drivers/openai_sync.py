@@ -123,6 +123,7 @@ def tools(url: str) -> None:
         connection.response.create(model=AGENT, input=QUESTION, tools=[tool])
         thought = arguments = ""
         for event in connection:
+            type(event).model_validate(event.to_dict())  # the SDK itself does not check
             match event.type:
                 case "response.reasoning_text.delta":
                     thought += event.delta
