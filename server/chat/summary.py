@@ -46,13 +46,18 @@ class Silent:
 
 
 class Part:
-    """One order to the engine, and its answer as it grows. text: what an earlier gateway has made of it, at first."""
+    """One order to the engine, and its answer as it grows.
 
-    def __init__(self, key: str, order: str, max_tokens: int, text: str = "") -> None:
+    told: what an earlier gateway has told of it, behind its title; None where it has not come so far.
+    """
+
+    def __init__(self, key: str, order: str, max_tokens: int, told: str | None = None) -> None:
         self.key = key
         self.order = order
         self.max_tokens = max_tokens
-        self.text = text
+        self.text = told or ""
+        self.sent = len(self.text)  # characters that were told
+        self.has_title = told is not None
         self.is_done = False
         self.finish_reason = FinishReason.STOP
         self.changed = asyncio.Event()
@@ -91,6 +96,7 @@ class Summary:
         self._tasks: set[asyncio.Task[None]] = set()
         self._places = asyncio.Semaphore(SIDE_BY_SIDE)  # wakes its waiters in their order
         self._fault: BaseException | None = None
+        self._awaited: Part | None = None  # whom the answer waits for
 
     async def run(self, room: int) -> FinishReason:
         """Return why the last summary ended. room: how long it may be where the client did not say, in tokens.
@@ -183,18 +189,15 @@ class Summary:
         """Return a part with what is told of it already; number: its place in the answer's text."""
         rest, lead = self._progress.rest(self._stream.text), self._progress.lead(number)
         is_begun = number == len(self._progress.ends) and rest.startswith(lead)
-        return Part(key, order, max_tokens, rest[len(lead) :] if is_begun else "")
+        return Part(key, order, max_tokens, rest[len(lead) :] if is_begun else None)
 
     async def _tell(self, part: Part, number: int) -> None:
         """Add a part's summary to the answer as it grows, with its title."""
-        sent = self._told - (self._progress.ends[-1] if self._progress.ends else 0)
-        lead = self._progress.lead(number)
-        sent = max(0, sent - len(lead))
-        if not sent and not self._progress.rest(self._stream.text):
-            self._push(lead)
+        if not part.has_title:
+            self._push(self._progress.lead(number))
         while True:
-            if new := part.text[sent:]:
-                sent += len(new)
+            if new := part.text[part.sent :]:
+                part.sent += len(new)
                 self._push(new)
                 await self._flushed(urgent=False)
             elif part.is_done:
@@ -208,7 +211,9 @@ class Summary:
 
     async def _grown(self, part: Part) -> None:
         """Return when there is more of it. Raises what has ended any part."""
-        await part.changed.wait()
+        self._awaited = part
+        if self._fault is None:
+            await part.changed.wait()
         part.changed.clear()
         if self._fault is not None:
             raise self._fault
@@ -227,6 +232,8 @@ class Summary:
                 await self._using(partial(self._ask, part, turn), Silent(), len(part.order) // 4)
         except Exception as error:  # noqa: BLE001 it is raised where somebody waits
             self._fault = self._fault or error
+            if self._awaited is not None:
+                self._awaited.changed.set()
         part.is_done = True
         part.changed.set()
 
