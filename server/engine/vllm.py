@@ -156,12 +156,14 @@ class VllmEngine:
             await asyncio.to_thread(self._check, llm, options)
 
     def _check(self, llm: AsyncLLM, options: Options) -> None:
-        parameters = self._parameters(Sampling(max_tokens=1), options)
         config = llm.vllm_config
         try:
+            parameters = self._parameters(Sampling(max_tokens=1), options)
             tokenizer = llm.get_tokenizer()
             parameters.verify(llm.model_config, config.speculative_config, config.structured_outputs_config, tokenizer)
-        except ValueError as error:
+        except EngineError:
+            raise
+        except Exception as error:  # whatever vLLM and its grammar library make of it
             param = "tools" if options.format is None else "text.format"
             text = f"{param} cannot guide this model: {excerpt(' '.join(str(error).split()))}"
             raise RefusedError(text, param) from error

@@ -7,17 +7,20 @@ import warnings
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.options import PLAIN, Options
+from protocol.options import PLAIN, FunctionTool, Options, TextFormat
 from protocol.output import Piece, PieceKind
-from server.engine.base import EngineStartError
+from server.engine.base import EngineStartError, RefusedError
 from server.engine.parsing import AnswerReader, OutputReader, Parsers
+from server.engine.prompt import PromptRenderer
 from server.engine.script import byte_tokenizer
+from server.engine.vllm import VllmEngine
 from tests.support.formats import FORMATS, THOUGHT, TIME, TOOLS, WEATHER, Format
 
 _readers: dict[Parsers, OutputReader] = {}
@@ -165,3 +168,55 @@ def test_a_parser_that_there_is_not(parsers):
         OutputReader(tokenizer(), parsers)
     assert repr(parsers.tool or parsers.reasoning) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def unstarted(default_model_dir: str) -> VllmEngine:
+    """VLLM's settings of the default model, and no process: enough for what is checked before an answer runs."""
+    from transformers import AutoTokenizer
+    from vllm.config import ModelConfig, StructuredOutputsConfig
+
+    engine: Any = VllmEngine("default", default_model_dir)
+    known = AutoTokenizer.from_pretrained(default_model_dir)
+    config = SimpleNamespace(speculative_config=None, structured_outputs_config=StructuredOutputsConfig())
+    model = ModelConfig(model=default_model_dir, dtype="float32")
+    engine._llm = SimpleNamespace(model_config=model, vllm_config=config, get_tokenizer=lambda: known)
+    engine._reader = OutputReader(known, Parsers())
+    engine._renderer = PromptRenderer(known)
+    made: VllmEngine = engine
+    return made
+
+
+EMPTY = {"type": "integer", "minimum": 5, "maximum": 1}
+UNCLOSED = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(unclosed"}}}
+
+
+@pytest.mark.filterwarnings("ignore")
+async def test_what_vllm_cannot_be_guided_by_is_refused(unstarted: VllmEngine):
+    """By name, in one line, before anything runs; what it can be guided by is taken."""
+    fine = [
+        Options(format=TextFormat("json_schema", "n", WEATHER.parameters)),
+        Options(format=TextFormat("json_object")),
+        Options(format=TextFormat("tokenwire:choice", choices=("a", "b"))),
+        Options(format=TextFormat("tokenwire:grammar", grammar='root ::= "a"')),
+        Options(tools=(WEATHER, TIME), tool_choice="required"),
+        Options(tools=(WEATHER, TIME), tool_choice="required", forced="get_time"),
+        TOOLS,
+    ]
+    for options in fine:
+        await unstarted.check(options)
+    wrong = [
+        (Options(format=TextFormat("tokenwire:grammar", grammar="this is none ::= ::=")), "text.format"),
+        (Options(format=TextFormat("tokenwire:grammar", grammar="root ::= missing")), "text.format"),
+        (Options(format=TextFormat("json_schema", "n", UNCLOSED)), "text.format"),
+        (
+            Options(format=TextFormat("json_schema", "n", {"type": "integer", "minimum": 5, "maximum": 1})),
+            "text.format",
+        ),
+        (Options(tools=(FunctionTool("f", None, UNCLOSED),), tool_choice="required"), "tools"),
+    ]
+    for options, param in wrong:
+        with pytest.raises(RefusedError) as caught:
+            await unstarted.check(options)
+        assert caught.value.param == param
+        assert "\n" not in str(caught.value)
