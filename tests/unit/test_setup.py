@@ -71,8 +71,8 @@ def test_without_the_venv_module_it_says_what_to_install(bare):
 @pytest.mark.parametrize(
     ("arguments", "variables", "words"),
     [
-        ([], {}, "usage: scripts/setup.sh serve|dev"),
-        (["now"], {}, "usage: scripts/setup.sh serve|dev"),
+        ([], {}, "usage: scripts/setup.sh serve|dev|bench"),
+        (["now"], {}, "usage: scripts/setup.sh serve|dev|bench"),
         (["serve"], {"SETUP_BACKEND": "tpu"}, "say cpu or gpu"),
         (["serve"], {"PYTHON": "/no/python"}, "PYTHON=/no/python is not a Python 3.11 to 3.14"),
     ],
