@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Any, Protocol
 
 from protocol.events import Event
@@ -19,9 +18,9 @@ class LocalResponses:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._contexts: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
-        self._events: OrderedDict[str, list[Event]] = OrderedDict()
-        self.commands: OrderedDict[str, str] = OrderedDict()  # a command's id -> the response it made
+        self._contexts: dict[str, tuple[Message, ...]] = {}
+        self._events: dict[str, list[Event]] = {}
+        self.commands: dict[str, str] = {}  # a command's id -> the response it made
 
     def get(self, response_id: str) -> tuple[Message, ...] | None:
         return self._contexts.get(response_id)
@@ -48,9 +47,9 @@ class LocalResponses:
     def discard(self, response_id: str) -> None:
         self._contexts.pop(response_id, None)
 
-    def _trim(self, kept: OrderedDict[str, Any]) -> None:
+    def _trim(self, kept: dict[str, Any]) -> None:
         while len(kept) > self._limit:
-            kept.popitem(last=False)
+            del kept[next(iter(kept))]
 
 
 class ClientGoneError(Exception):

@@ -1,4 +1,4 @@
-"""One response from its acknowledgement to its end. Every end is a terminal event; no exception escapes `run`."""
+"""One response's whole life, hence its length. Every end is a terminal event; no exception escapes `run`."""
 
 from __future__ import annotations
 
@@ -88,6 +88,7 @@ class Generation:
         self._preparation = Preparation(turn, runtime)
         self._repetition = Repetition(())
         self._away_told_at: float | None = None
+        self._has_spoken = False  # clients have some of its text
         limits = runtime.config.limits
         self._patience = Patience(
             self.stream,
@@ -155,6 +156,7 @@ class Generation:
     def acknowledge(self, events: list[Event]) -> None:
         if events:
             self._publish(events)
+            self._has_spoken = self._has_spoken or events[-1].delta is not None
         self._away_told_at = None
         self._resolve_flush()
 
@@ -295,8 +297,7 @@ class Generation:
         if context.max_tokens < 1:
             self._end(FinishReason.LENGTH)
             return
-        said = self._tally.usage.output_tokens
-        request = generation_request(self.turn, self.epoch, context, said)
+        request = generation_request(self.turn, self.epoch, context, self._tally.usage.output_tokens)
         await self._consume(lease, replace(request, priority=ticket.demand.service_class.rank))
 
     async def _behind_the_text(self, engine: Engine, context: Context) -> Context:
@@ -309,20 +310,36 @@ class Generation:
         return replace(context, prompt=prompt, max_tokens=min(left, engine.context_length - prompt.token_count))
 
     async def _consume(self, lease: Lease, request: GenerationRequest) -> None:
-        """Pull chunks, once a tick: what the engine makes meanwhile gathers in it as one chunk."""
+        """Take the answer's chunks: handed over as they are made, or pulled once a tick.
+
+        Either way the stream gathers their text until the journal asks for it.
+        """
+
+        def receive(chunk: Chunk) -> None:
+            lease.heard()
+            self._receive(chunk)
+
         lease.asked()
-        async with aclosing(lease.engine.generate(request)) as chunks:
+        async with aclosing(lease.engine.generate(replace(request, sink=receive))) as chunks:
             async for chunk in chunks:
-                lease.heard()
-                self._receive(chunk)
+                receive(chunk)
                 if chunk.finish_reason is not None:
                     self._end(chunk.finish_reason)
                     return
-                await self._flushed(urgent=self._tally.usage.output_tokens == chunk.token_count)
+                await self._flushed(urgent=False)
         raise ProtocolError("engine_error", "the engine stopped without saying why")
 
     def _receive(self, chunk: Chunk) -> None:
+        """Take one chunk. It may be late: its request is aborted only after the stream has ended."""
+        if self.stream.state is not State.RUNNING:
+            return
         self._tally.count(chunk)
+        self._add(chunk)
+        if chunk.finish_reason is None and self.stream.has_pending:
+            self._notify(urgent=not self._has_spoken)
+
+    def _add(self, chunk: Chunk) -> None:
+        """Give the stream what is new in a chunk."""
         options = self.turn.command.options
         if chunk.pieces is None and not options.is_guided:
             self.stream.push(chunk.text)

@@ -104,10 +104,12 @@ class Subscription:
         self.stream_id = stream_id
         self.is_closed = False
 
-    def take(self) -> Iterator[bytes]:
-        """Yield the frames since the last call; text deltas that gathered are one frame."""
-        for event in _merged(self.take_events()):
-            yield with_stream_id(event.data, self.stream_id)
+    def take(self) -> list[bytes]:
+        """Return the frames since the last call; text deltas that gathered are one frame."""
+        events = self.take_events()
+        if len(events) == 1:  # nearly always, and for every subscriber
+            return [with_stream_id(events[0].data, self.stream_id)]
+        return [with_stream_id(event.data, self.stream_id) for event in _merged(events)]
 
     def take_events(self) -> list[Event]:
         """Return the events since the last call, unmerged."""

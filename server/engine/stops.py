@@ -18,6 +18,8 @@ class StopFilter:
 
     def feed(self, text: str) -> str:
         """Return what may be shown now; sets `hit` when a stop string is complete, and drops what follows."""
+        if not self._stop:
+            return text
         held = self._held + text
         found = [start for start in map(held.find, self._stop) if start >= 0]
         if found:

@@ -7,6 +7,8 @@ What vLLM 0.32 does, as read in its source, and what follows from it:
 - It installs no signal handlers here. EngineCore does in its own process: see `core_process`.
 - Closing `generate()` takes the request out of the output processor before its first await: `unfinished` falls at once.
 - When EngineCore dies, running requests get its `EngineDeadError`, but stay in the output processor for ever.
+- It makes an output for each token, hands it to the request's collector, and wakes the task that reads that; if it
+  comes late, outputs are merged.
 - A bare list of token ids goes through its tokenizer's thread; `tokens_input` is taken as it is.
 """
 
@@ -16,7 +18,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import threading
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.output_processor import RequestOutputCollector
 
 # How long EngineCore may take to end by itself before it is killed, in seconds; 1 to 2 are usual. Killed, it leaves
 # its shared memory to multiprocessing's resource tracker, which removes it only when our process ends.
@@ -199,7 +202,8 @@ class VllmEngine:
                 yield Chunk("", 0, None, 0, answer.feed(request.prompt.continuation.text, is_last=False))
             prompt = tokens_input(list(request.prompt.token_ids), cache_salt=request.cache_salt or None)
             parameters = self._parameters(request.sampling, request.options)
-            outputs = llm.generate(prompt, parameters, request.id, priority=request.priority)
+            # What a parser reads is yielded: it is read where this generator runs.
+            outputs = _outputs(llm, prompt, parameters, request, request.sink if answer is None else None)
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
                     cached = output.num_cached_tokens or cached
@@ -313,6 +317,65 @@ class VllmEngine:
             return EngineDeadError(f"the process of engine {self.name} is gone")
         cause = error.__cause__ or error  # vLLM wraps what it did not expect
         return EngineError(excerpt(" ".join(str(cause).split()) or type(cause).__name__))
+
+
+async def _outputs(
+    llm: AsyncLLM,
+    prompt: Any,
+    parameters: SamplingParams,
+    request: GenerationRequest,
+    sink: Callable[[Chunk], None] | None,
+) -> AsyncGenerator[RequestOutput, None]:
+    """Do what `AsyncLLM.generate` does, with a way past the task that waits: see `_Bypass`."""
+    queue = None
+    try:
+        queue = await llm.add_request(request.id, prompt, parameters, priority=request.priority)
+        if sink is not None:
+            queue.put = _Bypass(queue, sink)  # this one's: before the class's method
+        finished = False
+        while not finished:
+            output = queue.get_nowait() or await queue.get()
+            finished = output.finished
+            yield output
+    except (asyncio.CancelledError, GeneratorExit):
+        if queue is not None:
+            await llm.abort(queue.request_id, internal=True)
+        else:
+            await llm.abort(request.id)  # cancelled on its way to EngineCore
+        raise
+    except Exception:
+        if queue is not None and not llm.errored:  # a dead engine needs no abort
+            await llm.abort(queue.request_id, internal=True)
+        raise
+    finally:
+        if queue is not None and sink is not None:
+            del queue.put  # they hold each other
+
+
+class _Bypass:
+    """Stands in for a collector's `put`: hands what came to the sink at once, and wakes no task for it.
+
+    The last output, errors, and whatever comes while something waits in the collector go the usual way. It is called
+    in the output handler of all requests, where nothing may be raised.
+    """
+
+    __slots__ = ("_cached", "_put", "_queue", "_sink")
+
+    def __init__(self, queue: RequestOutputCollector, sink: Callable[[Chunk], None]) -> None:
+        self._queue = queue
+        self._put = queue.put
+        self._sink = sink
+        self._cached = 0
+
+    def __call__(self, output: Any) -> None:
+        if self._queue.output is not None or isinstance(output, Exception) or output.finished:
+            self._put(output)
+            return
+        try:
+            self._cached = output.num_cached_tokens or self._cached
+            self._sink(_chunk(output, self._cached))
+        except Exception as error:  # noqa: BLE001 it ends this request, and is raised where its task waits
+            self._put(error)
 
 
 def _chunk(output: RequestOutput, cached_tokens: int) -> Chunk:

@@ -41,7 +41,8 @@ class Connection:
         self._metrics = metrics
         self._outbox = Outbox(websocket, config.limits.send_timeout_s)
         self._lanes = Lanes(config.limits, self._create, self._fail)
-        self._subscriptions: weakref.WeakSet[Subscription] = weakref.WeakSet()  # of what runs or is not yet sent
+        # Of what runs or is not yet sent; made with the first one, since most connections are idle.
+        self._subscriptions: weakref.WeakSet[Subscription] | None = None
         self._conversation: str | None = None  # of plain-text turns; made on first use
         self._parse_s = 0.0  # what the newest frame took
 
@@ -57,9 +58,9 @@ class Connection:
         finally:
             await self._lanes.close()
             await self._chat.leave(self)
-            for subscription in tuple(self._subscriptions):
+            for subscription in tuple(self._subscriptions or ()):
                 subscription.close()
-            self._subscriptions.clear()  # each holds a whole answer
+            self._subscriptions = None  # each holds a whole answer
             await self._outbox.close()
 
     def is_busy(self) -> bool:
@@ -100,6 +101,8 @@ class Connection:
     def subscribe(self, channel: Channel, *, cursor: int, stream_id: str | None) -> Subscription:
         subscription = Subscription(channel, self, cursor=cursor, stream_id=stream_id)
         channel.add(subscription)
+        if self._subscriptions is None:
+            self._subscriptions = weakref.WeakSet()
         self._subscriptions.add(subscription)
         self.wake(subscription)
         return subscription
@@ -107,7 +110,7 @@ class Connection:
     def is_subscribed(self, response_id: str) -> bool:
         return any(
             subscription.channel.response_id == response_id
-            for subscription in self._subscriptions
+            for subscription in self._subscriptions or ()
             if not subscription.is_closed
         )
 

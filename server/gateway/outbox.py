@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from typing import Final
 
-from websockets.asyncio.server import ServerConnection, broadcast
+from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 
 from server.chat.hub import Subscription
+from server.gateway.sockets import push
 
 logger = logging.getLogger(__name__)
 
@@ -28,11 +28,11 @@ class Outbox:
     def __init__(self, websocket: ServerConnection, send_timeout_s: float) -> None:
         self._websocket = websocket
         self._send_timeout_s = send_timeout_s
-        self._answers: deque[bytes] = deque()
+        # Most clients are never behind: no deque or event (each holds one) before it is needed, 0.8 kB apiece.
+        self._answers: list[bytes] = []
         self._ready: dict[Subscription, None] = {}
-        self._work = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
+        self._work: asyncio.Event | None = None
+        self._room: asyncio.Event | None = None  # there while there is none: set when there is some
         self._is_writing = False
         self._is_closed = False
         self._task: asyncio.Task[None] | None = None
@@ -42,7 +42,7 @@ class Outbox:
         if self._is_closed:
             return
         if self._keeps_up():
-            broadcast((self._websocket,), frame, text=True)
+            push(self._websocket, (frame,))
             return
         self._answers.append(frame)
         self._start_writing()
@@ -52,8 +52,7 @@ class Outbox:
         if self._is_closed:
             return
         if self._keeps_up():
-            for frame in subscription.take():
-                broadcast((self._websocket,), frame, text=True)
+            push(self._websocket, subscription.take())
             return
         self._ready[subscription] = None
         self._start_writing()
@@ -69,7 +68,8 @@ class Outbox:
 
     async def wait_for_room(self) -> None:
         """Return when little enough waits: a client that does not read is not listened to."""
-        await self._room.wait()
+        if self._room is not None:
+            await self._room.wait()
 
     async def close(self) -> None:
         """Drop what waits; idempotent."""
@@ -85,16 +85,17 @@ class Outbox:
     def _start_writing(self) -> None:
         """Hand over to the writer; it is made when first needed, since most clients never are behind."""
         self._is_writing = True
+        if self._work is None:
+            self._work = asyncio.Event()
+            self._task = asyncio.create_task(self._run(self._work), name=f"writer {self._websocket.id}")
         self._work.set()
         self._measure()
-        if self._task is None:
-            self._task = asyncio.create_task(self._run(), name=f"writer {self._websocket.id}")
 
-    async def _run(self) -> None:
+    async def _run(self, work: asyncio.Event) -> None:
         try:
             while True:
-                await self._work.wait()
-                self._work.clear()
+                await work.wait()
+                work.clear()
                 await self._write_all()
                 self._is_writing = False
         except ConnectionClosed:
@@ -105,12 +106,12 @@ class Outbox:
         self._is_closed = True
         self._answers.clear()
         self._ready.clear()
-        self._room.set()
+        self._measure()
 
     async def _write_all(self) -> None:
         while self._answers or self._ready:
             if self._answers:
-                await self.write(self._answers.popleft())
+                await self.write(self._answers.pop(0))
                 self._measure()
                 continue
             subscription = next(iter(self._ready))
@@ -120,7 +121,9 @@ class Outbox:
             self._measure()
 
     def _measure(self) -> None:
-        if len(self._answers) + len(self._ready) < WAITING_HIGH:
+        is_full = len(self._answers) + len(self._ready) >= WAITING_HIGH
+        if is_full and self._room is None:
+            self._room = asyncio.Event()
+        elif self._room is not None and not is_full:
             self._room.set()
-        else:
-            self._room.clear()
+            self._room = None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, Final
 
 from websockets.asyncio.server import Server, ServerConnection
-from websockets.frames import DATA_OPCODES, Frame
-from websockets.protocol import CONNECTING, Event, Protocol
+from websockets.frames import DATA_OPCODES, Frame, Opcode
+from websockets.protocol import CONNECTING, OPEN, Event, Protocol
 from websockets.server import ServerProtocol
 from websockets.streams import StreamReader
 
@@ -32,6 +33,22 @@ def _never() -> bool:
     return False
 
 
+def push(websocket: ServerConnection, messages: Iterable[bytes]) -> None:
+    """Write text frames now, without back-pressure; nothing goes to a socket that closes.
+
+    What websockets' `broadcast` does for one socket, in half its time. We negotiate no extension and send no fragments,
+    so a frame is its head and the message (RFC 6455 section 5.2).
+    """
+    if websocket.protocol.state is OPEN:
+        websocket.transport.write(b"".join([part for message in messages for part in (_head(len(message)), message)]))
+
+
+@lru_cache(maxsize=1024)
+def _head(size: int) -> bytes:
+    """Return the head of a whole, unmasked text frame."""
+    return Frame(Opcode.TEXT, bytes(size)).serialize(mask=False)[: -size or None]
+
+
 class RequestReader(StreamReader):
     """Reads a request's head and throws its body away.
 
@@ -49,7 +66,7 @@ class RequestReader(StreamReader):
         """Read a line of the head; frames never come this way."""
         while True:
             line = yield from super().read_line(m, too_long_exc_type)
-            if not line.lower().startswith(_BODY_HEADERS):
+            if line[:1] not in b"cCtT" or not line.lower().startswith(_BODY_HEADERS):
                 return line
 
     def at_eof(self) -> Generator[None, None, bool]:

@@ -11,6 +11,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from server.observe.histogram import TokenHistogram
+
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus text exposition format
 
 # How urgent turns are (`server.access.fair_queue`): a closed set, so that the label cannot grow.
@@ -52,7 +54,7 @@ class ModelMetrics:
         self._queue_wait = _by_class(metrics.queue_wait, model)
         self._admission_wait = _by_class(metrics.admission_wait, model)
         self._time_to_first_token = _by_class(metrics.time_to_first_token, model)
-        self._inter_token = _by_class(metrics.inter_token, model)
+        self._inter_token = {name: metrics.inter_token.labels(model, name) for name in SERVICE_CLASSES}
         self._waiting = _by_class(metrics.waiting, model)
         self._refused = _by_class(metrics.refused, model)
         self._limit = metrics.admission_limit.labels(model)
@@ -226,12 +228,13 @@ class Metrics:
             _WAIT_BUCKETS,
             ("model", "class"),
         )
-        self.inter_token = self._histogram(
-            "inter_token_seconds",
+        self.inter_token = TokenHistogram(
+            "tokenwire_inter_token_seconds",
             "Gap between tokens, averaged over what came together.",
             _TOKEN_BUCKETS,
             ("model", "class"),
         )
+        self.registry.register(self.inter_token)
         self.input_tokens = self._counter("input_tokens_total", "Prompt tokens.", model)
         self.output_tokens = self._counter("output_tokens_total", "Tokens made.", model)
         self.cached_tokens = self._counter("cached_tokens_total", "Prompt tokens the prefix cache had.", model)

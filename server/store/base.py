@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import msgspec
+
 from protocol.items import Item
 
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed"]
@@ -149,8 +151,7 @@ class StoredResponse:
     last_sequence_number: int
 
 
-@dataclass(frozen=True, slots=True)
-class JournalEntry:
+class JournalEntry(msgspec.Struct, frozen=True, gc=False):
     """One event on its way to Redis. Stream entry id is `<epoch>-<sequence_number>`."""
 
     response_id: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 
 from protocol.events import Written
 from protocol.items import Message
@@ -22,8 +23,10 @@ from server.engine.base import (
 class ScriptedEngine:
     """One token a character, one more for each message. Answers wait for `say`, `end` and `die`, in that order.
 
-    fault: what `start` raises. can_start: `start` waits for it.
+    fault: what `start` raises. can_start: `start` waits for it. hands_over: to the requests' sinks, where it may.
     """
+
+    hands_over = False
 
     def __init__(self, *, context_length: int = 1000, max_concurrency: int = 8) -> None:
         self.context_length = context_length
@@ -59,14 +62,17 @@ class ScriptedEngine:
         return Prompt((), prompt.token_count + len(written.text), prompt.messages, written)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
-        self.requests.append(request)
+        self.requests.append(replace(request, sink=None))  # which would keep the whole response
         self.unfinished += 1
         try:
             while True:
                 step = await self._script.get()
                 if isinstance(step, Exception):
                     raise step
-                yield step
+                if self.hands_over and request.sink is not None and step.finish_reason is None:
+                    request.sink(step)
+                else:
+                    yield step
         finally:
             self.unfinished -= 1
 

@@ -14,6 +14,7 @@ from protocol.items import Message
 from protocol.options import PLAIN
 from server.engine.base import Engine, EngineError, FinishReason, GenerationRequest, Prompt, Sampling
 from server.engine.vllm import VllmEngine
+from tests.support.memory import until
 from tests.unit.engine.contract import EngineContract, ask, text_of, user
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -116,6 +117,37 @@ async def test_a_prompt_beyond_the_window_fails_alone(engine: Engine) -> None:
     with pytest.raises(EngineError, match=r"9000.*8192"):
         await anext(engine.generate(request))
     await engine.check_health()
+
+
+async def test_a_fault_of_a_sink_ends_its_request_alone(engine: VllmEngine) -> None:
+    """It is called where all requests' outputs are handled: the others, and the next ones, notice nothing."""
+
+    def fail(_chunk: Any) -> None:
+        raise RuntimeError("the sink is full")
+
+    prompt = await engine.render(user("Tell me a story."))
+    sampling = Sampling(8, temperature=0.0, ignore_eos=True)
+    other = asyncio.create_task(ask(engine, user("Tell me a story."), sampling))
+    with pytest.raises(EngineError, match="the sink is full"):
+        async for _ in engine.generate(GenerationRequest("faulty", prompt, sampling, sink=fail)):
+            pass
+    assert sum(chunk.token_count for chunk in await other) == 8
+    assert engine.unfinished == 0
+
+
+async def test_an_answer_that_is_handed_over_can_be_cut_short(engine: VllmEngine) -> None:
+    """Its task waits for the last chunk only; cancelled, it takes the request out of the engine."""
+    taken: list[Any] = []
+    prompt = await engine.render(user("Tell me a story."))
+    request = GenerationRequest("cut", prompt, Sampling(500, ignore_eos=True), sink=taken.append)
+    waiting = asyncio.create_task(anext(engine.generate(request)))
+    await until(lambda: len(taken) >= 3)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert engine.unfinished == 0
+    count = len(taken)
+    await ask(engine, user("Hi."), Sampling(2))
+    assert len(taken) == count
 
 
 async def test_the_models_own_sampling_defaults_hold(engine: VllmEngine, default_model_dir: str) -> None:

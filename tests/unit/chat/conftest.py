@@ -106,8 +106,12 @@ class Gateway:
 MakeGateway = Callable[..., Any]
 
 
-@pytest.fixture
-async def make_gateway(store: MemoryStore, bus: MemoryBus) -> AsyncIterator[MakeGateway]:
+@pytest.fixture(params=["chunks are pulled", "chunks are handed over"])
+async def make_gateway(
+    store: MemoryStore, bus: MemoryBus, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> AsyncIterator[MakeGateway]:
+    """Make gateways; whatever they do, they do with both kinds of engine."""
+    monkeypatch.setattr(ScriptedEngine, "hands_over", request.param == "chunks are handed over")
     made: list[Gateway] = []
 
     async def make(name: str, **limits: Any) -> Gateway:

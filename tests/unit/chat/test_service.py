@@ -14,6 +14,7 @@ from protocol.commands import ConversationCreate
 from protocol.errors import ProtocolError
 from protocol.events import Written
 from server.chat.generation import Generation
+from server.engine.base import Chunk
 from server.store.base import StoreError
 from tests.unit.chat.conftest import settle
 
@@ -41,7 +42,8 @@ async def test_a_store_that_refuses_to_write(a, store, monkeypatch, method):
     with monkeypatch.context() as patch:
         patch.setattr(store, method, refuses)
         a.engine.say(" world")
-        a.engine.end()
+        if method == "finish":
+            a.engine.end()
         end = await a.client.until("response.failed")
     assert end["response"]["error"]["code"] == "store_unavailable"
     assert end["response"]["output"][0]["content"][0]["text"] == a.client.text()
@@ -65,6 +67,38 @@ async def test_a_stopping_gateway_writes_the_end_that_it_told_first(a, store):
     store.is_away = False
     await stopping
     assert store.responses[generation.response_id].status == "failed"
+
+
+async def test_chunks_that_meet_in_a_tick_are_one_event(a, store):
+    """While a batch is on its way to Redis, what the engine hands over gathers."""
+    a.engine.hands_over = True
+    await a.create()
+    a.engine.say("a")
+    await a.client.until("response.output_text.delta")
+    with store.pause("append"):
+        a.engine.say("b")
+        await store.held("append")
+        for letter in "cde":
+            a.engine.say(letter)
+            await settle()
+    a.engine.end()
+    end = await a.client.until("response.completed")
+    deltas = [frame["delta"] for frame in a.client.frames if frame["type"] == "response.output_text.delta"]
+    assert deltas == ["a", "b", "cde"]
+    assert end["response"]["usage"]["output_tokens"] == 5
+
+
+async def test_a_chunk_that_comes_after_the_end_changes_nothing(a):
+    """An engine hears of an abort only after the stream has ended."""
+    generation = await a.create()
+    a.engine.say("Hello")
+    await a.client.until("response.output_text.delta")
+    generation.cancel()
+    end = await a.client.until("response.incomplete")
+    generation._receive(Chunk(" world", 1))
+    await settle()
+    assert a.client.text() == "Hello"
+    assert end["response"]["usage"]["output_tokens"] == 5
 
 
 async def test_going_on_never_asks_for_more_than_the_window(a, b, store):

@@ -201,8 +201,8 @@ async def test_it_comes_back(a, b, store):
     await store.heartbeat("a", 5)
     await a.takeover.adopt_orphans()
     assert store.responses[generation.response_id].epoch == 3
-    a.engine.say("stale")  # for whichever asks first: the old request is refused, the new one asks for the rest
-    await until(lambda: len({request.id for request in a.engine.requests}) == 2)
+    a.engine.say("stale")  # for the old request, which is refused; the new one asks for the rest
+    await until(lambda: len({request.id for request in a.engine.requests}) == 2 and a.engine.unfinished == 1)
     a.engine.say("world")
     a.engine.end()
     await a.client.until("response.completed")

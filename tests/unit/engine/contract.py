@@ -53,6 +53,22 @@ class EngineContract:
         assert 0 < sum(chunk.token_count for chunk in chunks) <= 64
         assert engine.unfinished == 0
 
+    async def test_a_sink_takes_chunks_in_their_order(self, engine: Engine) -> None:
+        """Handed over or yielded, it is one answer, whose last chunk is yielded."""
+        sampling = Sampling(16, temperature=0.0, ignore_eos=True)
+        whole = text_of(await ask(engine, user(self.QUESTION), sampling))
+        prompt = await engine.render(user(self.QUESTION))
+        taken: list[Chunk] = []
+        request = GenerationRequest(f"sink-{next(_ids)}", prompt, sampling, sink=taken.append)
+        async with aclosing(engine.generate(request)) as chunks:
+            async for chunk in chunks:
+                last = chunk
+                taken.append(chunk)
+        assert text_of(taken) == whole
+        assert sum(chunk.token_count for chunk in taken) == 16
+        assert [chunk.finish_reason for chunk in taken] == [None] * (len(taken) - 1) + [FinishReason.LENGTH]
+        assert taken[-1] is last
+
     @pytest.mark.parametrize("limit", [1, 2, 5])
     async def test_max_tokens_ends_an_answer(self, engine: Engine, limit: int) -> None:
         """With `ignore_eos` exactly `max_tokens` tokens come, and the reason is LENGTH."""

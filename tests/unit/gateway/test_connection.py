@@ -35,7 +35,7 @@ class Socket:
 @pytest.fixture
 def socket(monkeypatch: pytest.MonkeyPatch) -> Socket:
     made = Socket()
-    monkeypatch.setattr(outboxes, "broadcast", lambda _sockets, frame, text: made.sent.append(frame))
+    monkeypatch.setattr(outboxes, "push", lambda _socket, frames: made.sent.extend(frames))
     return made
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import pytest
@@ -56,15 +56,13 @@ class Socket:
         return [json.loads(frame) for _, frame in self.sent]
 
 
-def broadcast(sockets: Any, frame: bytes, *, text: bool) -> None:
-    assert text
-    for socket in sockets:
-        socket.sent.append(("fast", frame))
+def push(socket: Any, frames: Iterable[bytes]) -> None:
+    socket.sent += [("fast", frame) for frame in frames]
 
 
 @pytest.fixture
 def socket(monkeypatch: pytest.MonkeyPatch) -> Socket:
-    monkeypatch.setattr(outboxes, "broadcast", broadcast)
+    monkeypatch.setattr(outboxes, "push", push)
     return Socket()
 
 

@@ -48,6 +48,21 @@ def test_a_response():
     assert found["tokenwire_engine_up", label] == 1
 
 
+def test_the_gaps_between_tokens():
+    """A histogram as any other: buckets hold what is at or below their bound, by model."""
+    metrics = Metrics()
+    for gap in (0.001, 0.03, 0.031, 9):
+        metrics.for_model("m").tokens(1, gap, "standard")
+    metrics.for_model("n").tokens(1, 0.5, "batch")
+    found = samples(metrics)
+    name = "tokenwire_inter_token_seconds_bucket"
+    standard = (("class", "standard"), ("model", "m"))
+    buckets = {dict(key[1])["le"]: v for key, v in found.items() if key[0] == name and set(standard) <= set(key[1])}
+    assert [buckets[bound] for bound in ("0.001", "0.02", "0.03", "0.05", "2.5", "+Inf")] == [1, 1, 2, 3, 3, 4]
+    assert found["tokenwire_inter_token_seconds_count", standard] == 4
+    assert found["tokenwire_inter_token_seconds_sum", (("class", "batch"), ("model", "n"))] == 0.5
+
+
 def test_unknown_end():
     """The label is a closed set."""
     with pytest.raises(KeyError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -141,8 +142,36 @@ async def test_a_tick_serves_all(store, make_journal):
     assert store.calls.count("append") == 2
 
 
+class Sleepy(Source):
+    """A response whose clients take long to be told. Only an upper bound of time shows in the tick."""
+
+    def acknowledge(self, events: list[Event]) -> None:
+        time.sleep(0.01)  # the work of some hundred frames
+        super().acknowledge(events)
+
+
+def tick_of(metrics: Metrics) -> float:
+    (line,) = [line for line in metrics.render().decode().splitlines() if line.startswith("tokenwire_journal_tick")]
+    return float(line.split()[1])
+
+
+@pytest.mark.parametrize(("kind", "shortest_s"), [(Source, 0.001), (Sleepy, 0.1)])
+async def test_much_work_stretches_the_tick(store, kind, shortest_s):
+    """Ten milliseconds of it: the next flush comes after a hundred at the earliest, so text gathers meanwhile."""
+    metrics = Metrics()
+    journal = Journal(store, metrics, StoreConfig(tick_ms=1.0, max_tick_ms=10_000))
+    journal.start()
+    await begin(store, "r")
+    source = kind("r")
+    source.say("a")
+    journal.notify(source)
+    await until(lambda: source.told and tick_of(metrics) > 0)
+    await journal.close()
+    assert tick_of(metrics) >= shortest_s
+
+
 async def test_what_is_urgent_does_not_wait_for_the_tick(store, make_journal):
-    """With a tick that never comes: a first token goes out, and takes along what waits."""
+    """With a tick that never comes: a first token goes out, and leaves what others have to the tick."""
     journal = make_journal(tick_ms=1000, max_tick_ms=1000)
     one, two = await begin(store, "one", "two")
     one.say("a")
@@ -156,8 +185,11 @@ async def test_what_is_urgent_does_not_wait_for_the_tick(store, make_journal):
     two.say("c")
     journal.notify(two, urgent=True)
     await until(lambda: two.told)
-    assert one.told == [["a"], ["b"]]
     assert two.told == [["c"]]
+    assert one.told == [["a"]]
+    journal.notify(one, urgent=True)
+    await until(lambda: len(one.told) == 2)
+    assert one.told == [["a"], ["b"]]
 
 
 async def test_what_was_taken_over_is_refused(store, make_journal):
