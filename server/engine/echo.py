@@ -144,8 +144,7 @@ class EchoEngine:
                 cached = self._cached_tokens(request.prompt)
                 answer = self._reader.begin(request.options, ()) if self._reader else None
                 if answer is not None and request.prompt.continuation.text:
-                    pieces = answer.feed(request.prompt.continuation.text, is_last=False)
-                    yield Chunk("", 0, None, cached, pieces)
+                    yield Chunk("", 0, None, cached, await answer.again(request.prompt.continuation.text))
                 async with contextlib.aclosing(self._speak(request)) as chunks:
                     async for text, count, reason in chunks:
                         chunk = Chunk(text, count, reason, cached)

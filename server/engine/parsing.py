@@ -6,6 +6,7 @@ imports vLLM when a model with a parser is loaded, and only then: the echo engin
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -128,6 +129,10 @@ class AnswerReader:
         # Which token is a thought is not known once tokens are joined: by characters it is as good as right.
         reasoning_tokens = round(chunk.token_count * thought / sum(sizes)) if thought else 0
         return replace(chunk, pieces=pieces, reasoning_tokens=reasoning_tokens)
+
+    async def again(self, text: str) -> tuple[Piece, ...]:
+        """Read the beginning of an answer that goes on; a long one takes a second, so not on the event loop."""
+        return await asyncio.to_thread(self.feed, text, is_last=False)
 
     def feed(self, text: str, *, is_last: bool) -> tuple[Piece, ...]:
         """Return what a text adds to the answer; neighbours of one kind are joined.

@@ -199,7 +199,7 @@ class VllmEngine:
         try:
             answer = self._begin(request)
             if answer is not None and request.prompt.continuation.text:
-                yield Chunk("", 0, None, 0, answer.feed(request.prompt.continuation.text, is_last=False))
+                yield Chunk("", 0, None, 0, await answer.again(request.prompt.continuation.text))
             prompt = tokens_input(list(request.prompt.token_ids), cache_salt=request.cache_salt or None)
             parameters = self._parameters(request.sampling, request.options)
             # What a parser reads is yielded: it is read where this generator runs.
