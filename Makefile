@@ -6,7 +6,7 @@
 #   make chaos [SEED=] [MINUTES=]                    kill, stop and cut things for so long; says whether every promise held
 #   make interop [ARGS="--only codex"]               clients of others, each in its own environment; prints a table
 #   make audit                                       what is installed, against PyPI's list of known faults
-#   make bench [QUICK=1]                             measure it beside what people would use instead; about 13 minutes
+#   make bench [QUICK=1]                             measure it beside what people would use instead; under 15 minutes
 #   make simulate [SEED=]                            admission beside first come first served; a thousand models on a few devices
 #   make clean                                       remove what was made here (not the model cache)
 
