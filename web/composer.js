@@ -96,6 +96,11 @@ export class Composer {
     this.#actions.send();
   }
 
+  /** What was typed while the page was still loading is not lost. */
+  keepTyped() {
+    if (this.#input.value && !this.#state.current.draft) this.#actions.type(this.#input.value);
+  }
+
   render() {
     const { draft, files } = this.#state.current;
     if (this.#input.value !== draft) this.#input.value = draft;

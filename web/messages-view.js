@@ -245,7 +245,7 @@ export class MessagesView {
 
 /** From 0 to 1, where it is known. @param {Message} message @returns {number | null | undefined} */
 function progressOf({ summary, waiting }) {
-  return summary ? summary.done / summary.parts : waiting?.progress;
+  return summary?.parts ? summary.done / summary.parts : waiting?.progress;
 }
 
 /** @param {Message} message */

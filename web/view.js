@@ -64,6 +64,7 @@ export class View {
   start() {
     this.#listen();
     this.#drawer(false);
+    this.#composer.keepTyped();
     this.#state.subscribe((change) => this.#changed(change));
     this.#renderCurrent();
   }

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import jwt
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from tests.e2e.browser import ChatPage
 from tests.support.server import ServerProcess
@@ -33,10 +33,17 @@ def keyed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPro
 
 
 @pytest.fixture
-def open_keyed(keyed_server: ServerProcess, browser: Browser) -> Iterator[Callable[[], ChatPage]]:
+def open_keyed(keyed_server: ServerProcess, browser: Browser) -> Iterator[Callable[..., ChatPage]]:
     """Opens tabs of one browser, without looking at its console: refused sockets are reported there."""
     context = browser.new_context()
-    yield lambda: ChatPage(context, keyed_server.url)
+
+    def open_one(held: list[Route] | None = None) -> ChatPage:
+        """held: takes the first request for the page's dialogs, which wait until it is continued."""
+        if held is not None:
+            context.route("**/dialogs.js", lambda route: held.append(route), times=1)  # noqa: PLW0108 Playwright wants a function
+        return ChatPage(context, keyed_server.url)
+
+    yield open_one
     context.close()
 
 
@@ -46,9 +53,13 @@ def sign_in(chat: ChatPage, key: str, *, stays: bool = False) -> None:
     chat.page.get_by_role("button", name="Sign in").click()
 
 
-def test_a_key_is_asked_for_checked_and_forgotten(open_keyed: Callable[[], ChatPage]):
-    chat = open_keyed()
+def test_a_key_is_asked_for_checked_and_forgotten(open_keyed: Callable[..., ChatPage]):
+    held: list[Route] = []
+    chat = open_keyed(held)
     chat.input.fill("typed before")
+    while not held:
+        chat.page.wait_for_timeout(10)
+    held[0].continue_()
     expect(chat.page.get_by_role("dialog")).to_be_visible()
     chat.page.keyboard.press("Escape")  # there is no way around it
     expect(chat.page.get_by_role("dialog")).to_be_visible()
@@ -78,9 +89,9 @@ def test_a_key_is_asked_for_checked_and_forgotten(open_keyed: Callable[[], ChatP
     expect(other.page.locator("#list-note")).to_have_text("Nothing here yet.")
 
 
-def test_a_key_whose_time_is_up_is_asked_for_again_and_nothing_is_lost(open_keyed: Callable[[], ChatPage]):
+def test_a_key_whose_time_is_up_is_asked_for_again_and_nothing_is_lost(open_keyed: Callable[..., ChatPage]):
     chat = open_keyed()
-    sign_in(chat, token("cleo", 4))
+    sign_in(chat, token("cleo", 8))
     chat.ask("said in time")
     chat.input.fill("typed later")
     expect(chat.page.get_by_role("dialog")).to_be_visible(timeout=15_000)

@@ -154,7 +154,7 @@ async def test_a_server_without_anything_of_vllm_is_enough() -> None:
     told = {name: bodies[1][name] for name in ("max_tokens", "temperature", "top_k", "stop")}
     assert told == {"max_tokens": 5, "temperature": 0.0, "top_k": 0, "stop": ["x"]}
     assert "ignore_eos" not in bodies[1]
-    assert [body.get("cache_salt") for body in bodies[:2]] == [None, "acme"]
+    assert "cache_salt" not in bodies[1]  # vLLM's word, which others may refuse
 
 
 async def test_before_the_first_token_a_busy_server_is_asked_again() -> None:

@@ -39,7 +39,7 @@ async def test_a_conversation_is_answered_by_the_other_server(gateway: ServerPro
     assert "Rome" in second.check().text
     assert first.response["usage"]["output_tokens"] > 3
     assert second.input_tokens > first.input_tokens > 30
-    assert "torch" not in libraries(gateway.pid)
+    assert "libtorch" not in libraries(gateway.pid)
 
 
 def libraries(pid: int) -> str:
