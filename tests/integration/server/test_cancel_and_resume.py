@@ -196,7 +196,8 @@ async def test_reconnect_late_in_an_answer_from_two_tabs(slow: ServerProcess, ab
         for c in (one, two):
             rest = await c.answer(whole=False)
             assert Answer(first + rest.events).check().text == LONG
-            assert rest.numbers[0] == first[-1]["sequence_number"] + 1
+            # Deltas that gathered come as one, with the last one's number: the text says that none is missing.
+            assert rest.numbers[0] > first[-1]["sequence_number"]
 
 
 async def test_coming_back_after_the_end(slow: ServerProcess):
