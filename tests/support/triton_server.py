@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -95,7 +97,10 @@ class TritonServer:
         }
         self.log = folder / "log"
         with self.log.open("wb") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+            # A group of its own: when it is killed, the processes of its Python models stay and must be ended, too.
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            )
 
     def _add(self, name: str, config: str) -> None:
         version = self.repository / name / "1"
@@ -132,6 +137,7 @@ class TritonServer:
         """End it by SIGKILL."""
         self._process.kill()
         self._process.wait()
+        self._end_models()
 
     def stop(self) -> None:
         """End it."""
@@ -142,6 +148,11 @@ class TritonServer:
             except subprocess.TimeoutExpired:
                 self._process.kill()
         self._process.wait()
+        self._end_models()
+
+    def _end_models(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def _free_port() -> int:
