@@ -183,6 +183,7 @@ class RedisClient:
             raise translated(error, self.shown_url) from error
         else:
             self._answered_at = asyncio.get_running_loop().time()
+            self.redo.prune()
             return answer
         finally:
             self._places.release()

@@ -198,3 +198,19 @@ async def test_turns_of_several_gateways_come_back_in_their_order(own_server, be
     assert await begun.turns("c") == ["r3", "r4", "r5", "r6", "r7"]
     assert (await other.get_conversation("ann", "c")).head == "r2"
     assert (await other.get_response("ann", "r2")).previous == "r1"
+
+
+async def test_what_is_long_written_is_never_written_again(own_server, open_store, scene, caplog):
+    """A gateway that has had nothing to write for so long that its count has expired takes back no newer title."""
+    ours, theirs = await open_store(own_server.url, redo_s=0.2), await open_store(own_server.url)
+    await ours.create_conversation(scene.conversation(), [], None)
+    await ours.update_conversation("ann", "c", {"title": "ours"})
+    await asyncio.sleep(0.3)
+    await ours.heartbeat("g1", 5)
+    await theirs.update_conversation("ann", "c", {"title": "theirs"})
+    own_server.call("DEL", *own_server.call("KEYS", "tw:written:*"))
+    own_server.stop()
+    own_server.start()
+    with caplog.at_level(logging.WARNING):
+        assert (await ours.get_conversation("ann", "c")).metadata == {"title": "theirs"}
+    assert "had lost" not in caplog.text

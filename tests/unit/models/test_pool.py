@@ -1,4 +1,4 @@
-"""The keeper of engines: started, watched, started again with patience, and given up when nothing helps."""
+"""The keeper of engines, over its whole life (hence the length): started, watched, started again, given up."""
 
 from __future__ import annotations
 
