@@ -245,7 +245,7 @@ async def test_clients_that_stop_reading():
         for _ in range(2):  # what such an answer costs anyway
             await reader.say(text, None, **fields)
         before = gateway.rss_bytes()
-        stuck = [scene.client(pings=False, small_buffer=True, addresses=direct) for _ in range(6)]
+        stuck = [scene.client(pings=False, small_buffer=True, addresses=direct) for _ in range(18)]
         answer = scene.begin(reader, text, **fields)
         await scene.until(lambda: views(scene.history.frames)[2:])
         response = views(scene.history.frames)[2].response
@@ -255,11 +255,13 @@ async def test_clients_that_stop_reading():
         await asyncio.to_thread(gateway.until_metric, "connections", 1)  # all others were cut
         grown = gateway.rss_bytes() - before
         assert size > 15 * MIB
-        # A few MiB for each, and the allocator's luck: not the answer for each of them.
+        # A few MiB for each, and the allocator's luck (from -14 to 46 MiB, for six clients as for eighteen):
+        # not the answer for each of them.
         assert grown < len(stuck) * size / 3, f"{grown / MIB:.0f} MiB for {len(stuck)} clients"
         await reader.leave()
         for client in stuck:
             await client.leave()
+        for _ in range(3):
             resumed = scene.client(Reader, addresses=direct)
             await resumed.read(response)
             await resumed.leave()
