@@ -14,7 +14,7 @@ LONG = " ".join(f"word{number}" for number in range(400))
 
 def test_a_message_streams_and_completes(server: ServerProcess, open_page: Open):
     chat = open_page(server.url)
-    words = " ".join(f"stream{number}" for number in range(60))
+    words = " ".join(f"stream{number}" for number in range(150))
     chat.send(words)
     expect(chat.input).to_have_value("")
     chat.wait_for_text("stream3")

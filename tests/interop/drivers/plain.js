@@ -112,7 +112,7 @@ export function plainCases(open, cut) {
       const { socket, next, send } = await connect();
       send({ type: "response.retrieve", response_id: id, starting_after: last });
       const first = await next(() => true);
-      assert(first.sequence_number === last + 1, first);
+      assert(first.sequence_number > last, first);  // deltas that gathered come as one
       const end = isEnd(first) ? first : await next(isEnd);
       assert(end.response.output[0].content[0].text === LONG, end);
       socket.close();
