@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 RETRY_S: Final = 1.0  # a feed looks again this long after Redis was away
 SNAPSHOT_ITEMS: Final = 1000  # items sent with `conversation.subscribed`; more are listed by page
 
+Key = tuple[str, str]  # of a feed: owner, conversation
+
 
 @dataclass(eq=False)
 class Member:
@@ -219,8 +221,9 @@ class Feeds:
         self._runtime = runtime
         self._channel_of = channel_of
         # By owner, too: a stranger gets a feed of his own, which finds no such conversation.
-        self._feeds: dict[tuple[str, str], tuple[Feed, asyncio.Task[None]]] = {}
-        self._lock = asyncio.Lock()
+        self._feeds: dict[Key, tuple[Feed, asyncio.Task[None]]] = {}
+        # One for each feed that opens or closes: while Redis is away that takes seconds, of which others spend none.
+        self._locks: weakref.WeakValueDictionary[Key, asyncio.Lock] = weakref.WeakValueDictionary()
 
     async def join(
         self, client: Client, owner: str, conversation: str, stream_id: str | None, answer: Callable[..., bytes]
@@ -230,7 +233,7 @@ class Feeds:
         Raises NotFoundError, StoreUnavailableError; then nothing of the subscription remains.
         """
         member = Member(client, stream_id)
-        async with self._lock:
+        async with self._lock((owner, conversation)):
             feed = await self._open(conversation, owner)
             feed.members.append(member)
         try:
@@ -255,6 +258,12 @@ class Feeds:
             if member.client is client:
                 member.own.add(response_id)
 
+    def _lock(self, key: Key) -> asyncio.Lock:
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = asyncio.Lock()
+        return lock
+
     async def _open(self, conversation: str, owner: str) -> Feed:
         if (owner, conversation) not in self._feeds:
             feed = Feed(conversation, owner, self._runtime, self._channel_of)
@@ -272,7 +281,7 @@ class Feeds:
         if member in feed.members:
             feed.members.remove(member)
         member.end()
-        async with self._lock:
+        async with self._lock(feed.key):
             if not feed.members and self._feeds.get(feed.key, (None,))[0] is feed:
                 _, task = self._feeds.pop(feed.key)
                 task.cancel()

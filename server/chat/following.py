@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 PAGE: Final = 500  # events read at once
 REPAIR_S: Final = 2.0  # the stream is looked at, and its gateway told of us, this often also when nothing wakes us
 LINGER_S: Final = 2.0  # followed for nobody this long: a listener may be on its way, or come back
+CANCEL_S: Final = 60.0  # where the last one has cancelled it: its gateway may have died, and another one takes it over
 ENDED: Final = frozenset({"completed", "incomplete", "failed"})
 TERMINAL_TYPES: Final = frozenset(f"response.{status}" for status in ENDED)
 
@@ -42,6 +43,8 @@ async def read_journal(store: Store, response_id: str) -> list[Event]:
 
 class Follower:
     """One response of another gateway: its events read into a channel of ours for as long as somebody listens.
+
+    Somewhat longer where it is to be stopped.
 
     channel: one that has listeners and the first events already, of a response that was ours; None makes an empty one.
     """
@@ -82,13 +85,14 @@ class Follower:
                 self._take([event_from_journal(number, data) for number, data in events])
 
     def cancel(self) -> None:
-        """Ask the gateway that runs it to stop it; asked again until it has ended."""
+        """Ask the gateway that runs it to stop it; asked again until it has ended, also when who wants it has left."""
         self.is_cancelled = True
         self._ask_owner()
 
     @property
     def _is_wanted(self) -> bool:
-        return self._left_at is None or self._loop.time() - self._left_at < LINGER_S
+        wanted_s = CANCEL_S if self.is_cancelled else LINGER_S
+        return self._left_at is None or self._loop.time() - self._left_at < wanted_s
 
     async def _step(self) -> None:
         """Tell the owner that we follow, read, and wait for more."""

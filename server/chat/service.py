@@ -274,7 +274,7 @@ class Chat:
         2. It was unstored and has ended: from this connection's memory.
         3. It runs on another gateway (or waits to be taken over): follow it; the follower is returned.
         4. It has ended and its journal is there: replay the journal.
-        5. Its journal has expired: the terminal event alone, with the full output.
+        5. Its journal has expired: the terminal event alone, with the full output; also where it expires meanwhile.
         """
         generation = self._running_for(client, response_id)
         if generation is not None:
@@ -297,20 +297,19 @@ class Chat:
             return follower
         if after is None:
             after = stored.last_sequence_number - 1
-        sent = await self._replay(client, response_id, after, stream_id)
-        if not sent:
+        newest = await self._replay(client, response_id, after, stream_id)
+        if newest < max(stored.last_sequence_number, 0):  # the journal is gone, perhaps since its first page was read
             await client.write(with_stream_id(terminal_event(stored), stream_id))
         return None
 
-    async def _replay(self, client: Client, response_id: str, after: int, stream_id: str | None) -> bool:
-        """Send journaled events after a number; return whether there were any."""
-        sent = False
+    async def _replay(self, client: Client, response_id: str, after: int, stream_id: str | None) -> int:
+        """Send journaled events after a number; return the newest one's number, -1 where there were none."""
+        newest = -1
         while events := await self._store.read_events(response_id, after=after, count=REPLAY_PAGE):
             for number, event in events:
                 await client.write(with_stream_id(unjournaled(event), stream_id))
-                after = number
-            sent = True
-        return sent
+                after = newest = number
+        return newest
 
     def _running_for(self, client: Client, response_id: str) -> Generation | None:
         """Return the response if it runs here and is this client's to see; an unstored one is its connection's."""

@@ -117,13 +117,17 @@ class RedisClient:
 
     async def _run(self, script: str, packed: tuple[Argument, ...]) -> list[Any]:
         """Return what a script answers at last; remember one that has written."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._config.operation_timeout_s
         answer = await self._try_to_run(script, packed)
-        while answer[0] == b"early":
-            await asyncio.sleep(EARLY_S)
+        while answer[0] in {b"early", b"late"}:
+            if answer[0] == b"early":
+                await asyncio.sleep(EARLY_S)
+            else:
+                self.redo.set_clock(answer[1])
+                if loop.time() >= deadline:  # else it is Redis's clock that has jumped
+                    raise StoreUnavailableError(f"Redis at {self.shown_url} took the command after its time")
             answer = await self._try_to_run(script, packed)
-        if answer[0] == b"late":
-            self.redo.set_clock(answer[1])
-            raise StoreUnavailableError(f"Redis at {self.shown_url} took the command after its time")
         if answer[0] == b"ok" and script in WRITES:
             *answer, position, place, time_us = answer
             self.redo.set_clock(time_us)

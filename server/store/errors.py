@@ -40,6 +40,11 @@ def refusal(error: exceptions.RedisError) -> str:
     return word if word.isupper() else ""
 
 
+def is_passing(error: exceptions.RedisError) -> bool:
+    """Return whether Redis refused for a reason that may pass: it is full, a replica, starting."""
+    return refusal(error) in _UNAVAILABLE
+
+
 def translated(error: Exception, url: str) -> StoreError:
     """Return what a fault of Redis or of the way to it is to our callers.
 
@@ -49,9 +54,8 @@ def translated(error: Exception, url: str) -> StoreError:
         return StoreUnavailableError(f"Redis at {url} cannot be reached: {_text(error)}")
     if isinstance(error.__cause__, exceptions.RedisError):
         error = error.__cause__  # redis-py wraps what happens at a sign-in into a ConnectionError
-    meaning = _UNAVAILABLE.get(refusal(error))
-    if meaning is not None:
-        return StoreUnavailableError(f"{meaning} ({url})")
+    if is_passing(error):
+        return StoreUnavailableError(f"{_UNAVAILABLE[refusal(error)]} ({url})")
     if isinstance(error, exceptions.AuthenticationError):
         return StoreUnavailableError(f"Redis at {url} refused the sign-in: {_text(error)}")
     if isinstance(error, exceptions.TimeoutError):

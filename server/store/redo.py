@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ResponseError
+
+from server.store.errors import is_passing
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +110,7 @@ class Redo:
     async def _write_again(self, connection: AbstractConnection, stored: int, newest: int) -> None:
         lost = [write for write in self._writes if stored < write.position <= newest]
         for write in sorted(lost, key=lambda write: write.position):
-            write.position = await write.again(connection)
+            write.position = await _once_more(write, connection)
             write.at = _now()
             stored = max(stored, write.position)
         # Not before: where this ends in the middle, the next connection goes on with what is missing then.
@@ -118,6 +121,20 @@ class Redo:
 
     def _forget_oldest(self) -> None:
         self._size -= self._writes.popleft().size
+
+
+async def _once_more(write: _Write, connection: AbstractConnection) -> int:
+    """Return the write's new position; 0 where Redis refuses it for a reason that does not pass.
+
+    Else no connection would ever be ready again, for the sake of one write.
+    """
+    try:
+        return await write.again(connection)
+    except ResponseError as error:
+        if is_passing(error):
+            raise
+        logger.error("a write that Redis had lost is refused now: %s", error)
+        return 0
 
 
 async def _ask(connection: AbstractConnection, *arguments: str) -> Any:

@@ -13,8 +13,9 @@ local time = redis.call('TIME')
 
 local function has_started_within(seconds)
   local told = redis.pcall('INFO', 'server') -- hosted servers forbid it to some users
-  local uptime = type(told) == 'string' and tonumber(string.match(told, 'uptime_in_seconds:(%d+)'))
-  return uptime and uptime < seconds and math.floor(since / 1000000) < time[1] - uptime
+  local uptime = type(told) == 'string' and tonumber(string.match(told, 'uptime_in_seconds:(%-?%d+)'))
+  -- Below zero where its clock was put back: then it does not tell how old it is.
+  return uptime and uptime >= 0 and uptime < seconds and math.floor(since / 1000000) < time[1] - uptime
 end
 
 local now = time[1] * 1000000 + time[2]

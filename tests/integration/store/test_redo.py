@@ -214,3 +214,21 @@ async def test_what_is_long_written_is_never_written_again(own_server, open_stor
     with caplog.at_level(logging.WARNING):
         assert (await ours.get_conversation("ann", "c")).metadata == {"title": "theirs"}
     assert "had lost" not in caplog.text
+
+
+async def test_one_write_that_is_refused_for_good_stops_no_other(own_server, begun, scene, caplog):
+    """What cannot be written again is left out and told; the gateway is not cut off from its store for it."""
+    end = log_end(own_server.folder)
+    await begun.append([JournalEntry("r1", 1, 1, b"one")])
+    await begun.update_conversation("ann", "c", {"title": "new"})
+    forget(own_server, end)
+    own_server.call("SET", "tw:events:r1", "no stream")
+    assert (await begun.get_conversation("ann", "c")).metadata == {"title": "new"}
+    assert "is refused now: WRONGTYPE" in caplog.text
+
+
+async def test_a_clock_that_jumps(begun, scene):
+    """Redis's clock is put forward by an hour: no write is given up for it."""
+    begun._client.redo._clock_ahead_us -= 3_600_000_000  # as if it had been told the time an hour ago
+    assert (await begun.begin(scene.turn("r2"))).position == 1
+    assert await begun.finish(scene.end("r1")) == "r2"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -362,3 +363,28 @@ async def test_nothing_is_left_of_a_subscription(a, store, bus, conversation, ho
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("feed") and not task.cancelling()]
     await subscribe(a, client, conversation)
     assert client.types()[-1] == "conversation.subscribed"
+
+
+async def test_a_silent_bus_holds_up_one_feed_at_a_time(a, store, bus, conversation, monkeypatch):
+    """Whoever opens a feed while Redis is away waits for that one alone, and nobody waits in order to leave."""
+    store.conversations["conv_2"] = replace(store.conversations[conversation], id="conv_2")
+    here, there = MemoryClient(), MemoryClient()
+    await subscribe(a, here, "conv_2")
+    asked, is_back, ask = asyncio.Event(), asyncio.Event(), bus.subscribe
+
+    async def slowly(channel, handler):
+        if channel == f"conversation:{conversation}":
+            asked.set()
+            await is_back.wait()
+        await ask(channel, handler)
+
+    monkeypatch.setattr(bus, "subscribe", slowly)
+    waiting = asyncio.create_task(subscribe(a, MemoryClient(), conversation))
+    await asked.wait()
+    async with asyncio.timeout(5):
+        await subscribe(a, there, "conv_2")
+        await a.chat.leave(here)
+    is_back.set()
+    await waiting
+    assert not here.subscriptions
+    assert there.types() == ["conversation.subscribed"]

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from protocol.errors import ProtocolError
-from server.chat import following
+from server.chat import following, service
 from tests.support.memory import MemoryClient, until
 
 
@@ -243,6 +243,19 @@ async def test_a_cancel_that_is_lost_is_asked_again(a, b, bus):
     await there.until("response.incomplete")
 
 
+async def test_a_cancel_outlives_the_gateway_and_who_asked(a, b, store, bus):
+    """Stopped in the seconds before a dead gateway's answer is taken over, by a client that leaves: it is stopped."""
+    generation = await begun(a)
+    await a.die()
+    there = MemoryClient()
+    await b.handle(there, type="response.cancel", response_id=generation.response_id)
+    there.leave()
+    await asyncio.wait([asyncio.create_task(gone(b))], timeout=2 * following.LINGER_S)
+    await b.takeover.adopt_orphans()
+    await until(lambda: store.responses[generation.response_id].status != "in_progress")
+    assert store.responses[generation.response_id].status == "incomplete"
+
+
 async def test_listeners_there_keep_it_alive(make_gateway, store, bus):
     """Nobody listens here any more; the answer goes on for the client of the other gateway."""
     a = await make_gateway("a", orphan_grace_s=0.02)
@@ -282,6 +295,27 @@ async def test_a_journal_that_has_expired(a, b, store):
     await retrieve(b, late, generation.response_id)
     assert late.types() == ["response.completed"]
     assert late.frames[0]["response"]["output"][0]["content"][0]["text"] == "Hello world"
+
+
+async def test_a_journal_that_expires_while_it_is_read(a, b, store, monkeypatch):
+    """The client hears of the end all the same, whole, after the events that it got."""
+    monkeypatch.setattr(service, "REPLAY_PAGE", 3)
+    generation = await begun(a)
+    finish(a)
+    await a.client.until("response.completed")
+    late = MemoryClient()
+    write = late.write
+
+    async def slowly(frame):
+        await write(frame)
+        store.journals.clear()
+
+    monkeypatch.setattr(late, "write", slowly)
+    await retrieve(b, late, generation.response_id)
+    assert late.types()[:2] == ["response.created", "response.in_progress"]
+    assert late.types().count("response.completed") == 1
+    assert late.frames[-1]["response"]["output"][0]["content"][0]["text"] == "Hello world"
+    assert numbers(late) == sorted(set(numbers(late)))
 
 
 async def test_strangers(a, b):
