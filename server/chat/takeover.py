@@ -23,7 +23,7 @@ HEARTBEAT_TTL_S: Final = 5.0  # a gateway silent this long is dead
 # run out. They get time to beat again before they count as dead.
 STANDSTILL_S: Final = HEARTBEAT_TTL_S / 2
 GRACE_S: Final = HEARTBEAT_TTL_S / 2
-MAX_EPOCHS: Final = 5  # gateways that may die under one response before it fails with what there is of it
+MAX_TAKEOVERS: Final = 4  # of one response; when its last gateway dies, too, it fails with what there is of it
 
 
 class Takeover:
@@ -111,7 +111,7 @@ class Takeover:
         if self._is_stopping:
             return  # when this gateway has stopped, it is an orphan again
         fields = {"response": stored.id, "epoch": stored.epoch, "events": len(events)}
-        if stored.epoch <= MAX_EPOCHS and self._adopt(stored, events):
+        if stored.takeovers <= MAX_TAKEOVERS and self._adopt(stored, events):
             logger.info("took a response over", extra=fields)
             return
         logger.warning("ended an orphaned response", extra=fields)

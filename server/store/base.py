@@ -132,7 +132,8 @@ class StoredResponse:
     """A response as Redis has it.
 
     previous: what it follows; until its turn comes, what the client named. snapshot: wire JSON of the response object.
-    last_sequence_number: of the newest event known, -1 if none.
+    epoch: 1, and a higher one with each takeover. takeovers: how many there were. last_sequence_number: of the newest
+    event known, -1 if none.
     """
 
     id: str
@@ -143,6 +144,7 @@ class StoredResponse:
     model: str
     created_at: int
     epoch: int
+    takeovers: int
     gateway: str
     items: tuple[Item, ...]
     output: tuple[Item, ...]

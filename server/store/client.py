@@ -44,7 +44,7 @@ WRITES: Final = frozenset(
         "update_conversation",
     }
 )
-ORDERED: Final = frozenset({"begin", "start"})  # what decides which turn is before which
+ORDERED: Final = frozenset({"begin", "claim", "start"})  # what decides which turn is before which, and whose it is
 
 
 @cache
@@ -76,7 +76,7 @@ class RedisClient:
             script_source(script.name.removesuffix(".lua"))  # now: a running server outlives an upgrade of its files
         self.shown_url: Final = masked(url)
         self._config = config
-        self.redo: Final = Redo(self.key("written", uuid4().hex), config.redo_s)
+        self.redo: Final = Redo(self.key("written", uuid4().hex), f"{config.key_prefix}:lost", config.redo_s)
         self.options: Final = connection_options(url, config) | {"redis_connect_func": self.redo.greet}
         # The pool has a connection for everyone who has a place.
         self._places = asyncio.Semaphore(config.max_connections)
@@ -132,7 +132,9 @@ class RedisClient:
             *answer, position, place, time_us = answer
             self.redo.set_clock(time_us)
             size = sum(len(argument) for argument in packed if isinstance(argument, bytes | str))
-            self.redo.remember(position, size, partial(self._run_again, script, packed, place))
+            self.redo.remember(
+                position, size, partial(self._run_again, script, _as_done(script, packed, answer), place)
+            )
         return answer
 
     async def _try_to_run(self, script: str, packed: tuple[Argument, ...]) -> list[Any]:
@@ -230,6 +232,15 @@ class RedisClient:
         return StoreUnavailableError(
             f"Redis at {self.shown_url} did not answer within {self._config.operation_timeout_s:g} s"
         )
+
+
+def _as_done(script: str, packed: tuple[Argument, ...], answer: list[Any]) -> tuple[Argument, ...]:
+    """Return the arguments with which a script does once more what it has done."""
+    _, *told = answer
+    if script != "claim" or not told:
+        return packed
+    fields = told[0]
+    return (*packed[:-1], dict(zip(fields[::2], fields[1::2], strict=True))[b"epoch"])
 
 
 def _not_found(kind: str, missing: str) -> StoreError:

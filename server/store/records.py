@@ -57,6 +57,7 @@ def response(response_id: str, fields: Sequence[bytes]) -> StoredResponse:
         model=record[b"model"].decode(),
         created_at=int(record[b"created_at"]),
         epoch=int(record[b"epoch"]),
+        takeovers=record[b"epochs"].count(b","),
         gateway=record[b"gateway"].decode(),
         items=_items_decoder.decode(record[b"input"]),
         output=_items_decoder.decode(record[b"output"]),

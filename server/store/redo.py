@@ -4,7 +4,8 @@ A Redis that syncs its log once a second may lose what it had acknowledged when 
 a replica that lags. What is lost is always the newest part of what was written. So every write of this process counts
 one key up, in the same script or the same batch; a new connection reads the key first, and whatever is newer than it
 is written again, in its order, before anything else is asked. All our writes may be repeated. Where several gateways
-have lost something, each brings its own: a server that has just started takes no new turn before they had the time.
+have lost something, each brings its own: a server that has just started, or that one of them has found to have lost
+something, takes no new turn before they had the time.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 MAX_BYTES: Final = 64 * 1024 * 1024  # kept at most; the oldest go first
 COUNTER_TTL_S: Final = 3600  # the key of a process that has ended goes after that
+ALARM_MS: Final = 3000  # as run.lua has it
 
 # Writes once more, on this connection, and returns the new position.
 Again = Callable[[AbstractConnection], Awaitable[int]]
@@ -49,11 +51,13 @@ def drop(connection: AbstractConnection) -> None:
 class Redo:
     """Keep the acknowledged writes of one store for `keep_s`; write again what a new connection finds missing.
 
-    counter: the key that counts them; no other process writes it.
+    counter: the key that counts them; no other process writes it. alarm: the key that says to all that something was
+    lost a moment ago.
     """
 
-    def __init__(self, counter: str, keep_s: float) -> None:
+    def __init__(self, counter: str, alarm: str, keep_s: float) -> None:
         self.counter = counter
+        self._alarm = alarm
         self._keep_s = keep_s
         self._writes: deque[_Write] = deque()
         self._size = 0
@@ -109,6 +113,8 @@ class Redo:
 
     async def _write_again(self, connection: AbstractConnection, stored: int, newest: int) -> None:
         lost = [write for write in self._writes if stored < write.position <= newest]
+        if lost:
+            await _ask(connection, "SET", self._alarm, 1, "NX", "PX", ALARM_MS)
         for write in sorted(lost, key=lambda write: write.position):
             write.position = await _once_more(write, connection)
             write.at = _now()
@@ -137,7 +143,7 @@ async def _once_more(write: _Write, connection: AbstractConnection) -> int:
         return 0
 
 
-async def _ask(connection: AbstractConnection, *arguments: str) -> Any:
+async def _ask(connection: AbstractConnection, *arguments: str | int) -> Any:
     await connection.send_command(*arguments)
     return await connection.read_response()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from server.config import LimitsConfig, StoreConfig
 from server.store import records
 from server.store.base import Begun, Finish, History, NewTurn, StoredResponse
-from server.store.client import RedisClient
+from server.store.client import FIRST_TIME, RedisClient
 
 
 class TurnStore:
@@ -103,7 +103,7 @@ class TurnStore:
 
         A gateway that holds the response already gets it again with the same epoch: the reply to its claim was lost.
         """
-        answer = await self._client.run("claim", response_id, gateway)
+        answer = await self._client.run("claim", response_id, gateway, FIRST_TIME)
         return records.response(response_id, answer[0]) if answer else None
 
 

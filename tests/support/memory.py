@@ -179,6 +179,7 @@ class MemoryStore:
             model=turn.model,
             created_at=turn.created_at,
             epoch=1,
+            takeovers=0,
             gateway=turn.gateway,
             items=turn.items,
             output=(),
@@ -274,7 +275,9 @@ class MemoryStore:
         if record is None or record.status in ENDED or (record.gateway != gateway and record.gateway in self.gateways):
             return None
         if record.gateway != gateway:
-            record = self.responses[response_id] = replace(record, gateway=gateway, epoch=record.epoch + 1)
+            record = self.responses[response_id] = replace(
+                record, gateway=gateway, epoch=record.epoch + 1, takeovers=record.takeovers + 1
+            )
         return record
 
 

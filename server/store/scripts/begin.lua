@@ -44,7 +44,7 @@ if conversation ~= '' and redis.call('LLEN', key('queue', conversation)) > tonum
 end
 -- 4. Begin it.
 redis.call('HSET', key('response', id), 'owner', owner, 'conversation', conversation, 'previous', previous,
-  'thread', thread, 'status', 'queued', 'model', ARGV[8], 'created_at', ARGV[9], 'epoch', 1, 'gateway', ARGV[13],
+  'thread', thread, 'status', 'queued', 'model', ARGV[8], 'created_at', ARGV[9], 'epoch', 1, 'epochs', '1', 'gateway', ARGV[13],
   'input', ARGV[10], 'output', '[]', 'request', ARGV[11], 'snapshot', ARGV[12], 'command', command,
   'last_sequence_number', -1)
 -- An empty log: events are written with NOMKSTREAM, so that what was deleted does not come back.

@@ -2,7 +2,7 @@
 -- A takeover goes on with the next number in a higher epoch, so each epoch is asked for its own part.
 local id, first, left = ARGV[3], string.format('%d', ARGV[4] + 1), tonumber(ARGV[5])
 local events = {}
-for epoch = 1, tonumber(get(id, 'epoch') or 0) do
+for epoch in string.gmatch(get(id, 'epochs') or '', '%d+') do
   if left > 0 then
     for _, entry in ipairs(redis.call('XRANGE', key('events', id), epoch .. '-' .. first, epoch, 'COUNT', left)) do
       events[#events + 1] = string.match(entry[1], '%-(%d+)$')

@@ -11,7 +11,12 @@ local place, is_ordered, since = tonumber(table.remove(ARGV)), table.remove(ARGV
 local all = prefix .. ':written'
 local time = redis.call('TIME')
 
-local function has_started_within(seconds)
+-- Whether something that was lost may yet come: until `seconds` after a start, or after a gateway has found a loss (as
+-- after a failover). That one's mark lives three seconds.
+local function may_come_back(seconds)
+  if redis.call('PTTL', prefix .. ':lost') > (3 - seconds) * 1000 then
+    return true
+  end
   local told = redis.pcall('INFO', 'server') -- hosted servers forbid it to some users
   local uptime = type(told) == 'string' and tonumber(string.match(told, 'uptime_in_seconds:(%-?%d+)'))
   -- Below zero where its clock was put back: then it does not tell how old it is.
@@ -22,14 +27,14 @@ local now = time[1] * 1000000 + time[2]
 if not_after > 0 and now > not_after then
   return { 'late', now }
 end
-if is_ordered and has_started_within(3) then
+if is_ordered and may_come_back(3) then
   return { 'early' }
 end
-if place > 0 and place > tonumber(redis.call('GET', all) or 0) + 1 and has_started_within(2) then
+if place > 0 and place > tonumber(redis.call('GET', all) or 0) + 1 and may_come_back(2) then
   return { 'early' } -- another gateway has yet to write what came before
 end
 local answer = main()
-if answer[1] == 'not_found' and place == 0 and has_started_within(3) then
+if answer[1] == 'not_found' and place == 0 and may_come_back(3) then
   return { 'early' }
 end
 if answer[1] == 'ok' and written ~= '' then

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from server.store.base import History, JournalEntry, NotFoundError, StoreUnavailableError
+from server.store.base import FencedError, History, JournalEntry, NotFoundError, StoreUnavailableError
 from tests.support.valkey_log import LogEnd, forget_since, log_end
 
 
@@ -154,6 +154,54 @@ async def test_a_new_turn_waits_for_those_that_were_lost(own_server, begun, open
     assert await begun.turns("c") == ["r1", "r3", "r4"]
 
 
+@pytest.fixture
+def fail_over(own_server):
+    """Lose what came after `end` as a failover to a replica that lags does: the server that is there is no new one."""
+
+    def lose(end: LogEnd, *stores) -> None:
+        forget(own_server, end)
+        for store in stores:
+            store._client.redo.since_us = 2**52  # the server's age tells them nothing
+
+    return lose
+
+
+async def test_a_takeover_that_was_lost_comes_before_another(begun, open_store, own_server, scene, fail_over):
+    """Whoever is back first does not take what another gateway has taken already, and has yet to bring back."""
+    first, second = [await open_store(own_server.url) for _ in "12"]
+    end = log_end(own_server.folder)
+    for name, store in (("g2", first), ("g3", second)):
+        await store.heartbeat(name, 60)
+    taken = await first.claim("r1", "g2")
+    await first.append([JournalEntry("r1", taken.epoch, 1, b"one")])
+    await second.begin(scene.turn("r2", gateway="g3"))
+    fail_over(end, first, second)
+    early = asyncio.create_task(second.claim("r1", "g3"))
+    await asyncio.sleep(0.3)
+    await first.heartbeat("g2", 60)
+    assert await early is None
+    assert await first.append([JournalEntry("r1", taken.epoch, 2, b"two")]) == frozenset()
+    assert await numbers(second, "r1") == [0, 1, 2]
+
+
+async def test_a_takeover_that_was_lost_and_made_by_another_is_fenced(begun, open_store, own_server, scene):
+    """The one whose claim was lost, and that is back too late, writes no event among those of the other."""
+    first = await open_store(own_server.url)
+    end = log_end(own_server.folder)
+    taken = await first.claim("r1", "g2")
+    await first.append([JournalEntry("r1", taken.epoch, 1, b"lost")])
+    forget(own_server, end)
+    second = await open_store(own_server.url)
+    await second.heartbeat("g3", 60)
+    again = await second.claim("r1", "g3")
+    await second.append([JournalEntry("r1", again.epoch, 1, b"one")])
+    assert await first.append([JournalEntry("r1", taken.epoch, 2, b"two")]) == {"r1"}
+    with pytest.raises(FencedError):
+        await first.finish(scene.end("r1", epoch=taken.epoch, events=[(3, b"end")]))
+    assert await second.append([JournalEntry("r1", again.epoch, 2, b"two")]) == frozenset()
+    assert await second.read_events("r1", after=0, count=9) == [(1, b"one"), (2, b"two")]
+
+
 async def test_a_false_alarm_repeats_nothing(begun, caplog):
     """Many connections are opened while others write: nothing was lost, and nothing is said to be."""
     with caplog.at_level(logging.WARNING):
@@ -180,10 +228,12 @@ async def test_what_is_missing_may_yet_come(own_server, begun, open_store, scene
         await other.get_response("ann", "r6")
 
 
-async def test_turns_of_several_gateways_come_back_in_their_order(own_server, begun, open_store, scene):
+@pytest.mark.parametrize("how", ["crash", "failover"])
+async def test_turns_of_several_gateways_come_back_in_their_order(own_server, begun, open_store, scene, fail_over, how):
     """Each writes its own again, whoever is back first: the one order is the one that clients have seen."""
     other = await open_store(own_server.url)
-    await asyncio.sleep(1.5)  # a server tells its age in whole seconds
+    if how == "crash":
+        await asyncio.sleep(1.5)  # a server tells its age in whole seconds
     end = log_end(own_server.folder)
     await begun.finish(scene.end("r1"))
     for number in range(2, 8):
@@ -191,7 +241,7 @@ async def test_turns_of_several_gateways_come_back_in_their_order(own_server, be
         await gateway.begin(scene.turn(f"r{number}", gateway=name))
     assert isinstance(await other.start("r2", 1), History)
     await other.finish(scene.end("r2"))
-    forget(own_server, end)
+    fail_over(end, *((begun, other) if how == "failover" else ()))
     back = asyncio.create_task(begun.ping())
     await asyncio.sleep(0.3)
     await asyncio.gather(back, other.ping())

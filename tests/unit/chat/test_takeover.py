@@ -100,7 +100,7 @@ async def test_it_dies_early(a, b, store, conversation, when):
 
 async def test_gateways_that_die_one_after_the_other(make_gateway, store, monkeypatch):
     """Up to a bound; then it fails with the text that clients have seen."""
-    monkeypatch.setattr(takeover, "MAX_EPOCHS", 3)
+    monkeypatch.setattr(takeover, "MAX_TAKEOVERS", 2)
     gateways = [await make_gateway(name) for name in "abcd"]
     generation = await begun(gateways[0], "0")
     for number, (old, new) in enumerate(itertools.pairwise(gateways[:3]), start=1):

@@ -45,7 +45,7 @@ from server.chat.feeds import SNAPSHOT_ITEMS
 from server.chat.generation import MAX_ENGINES
 from server.chat.reads import wire_conversation
 from server.chat.session import wire_session
-from server.chat.takeover import MAX_EPOCHS
+from server.chat.takeover import MAX_TAKEOVERS
 from server.chat.turn import parameters
 from server.config import Config
 from server.store.base import Conversation
@@ -264,7 +264,7 @@ def test_the_numbers_in_the_text():
     config = Config(engine="echo")
     for words in (
         f"the first {SNAPSHOT_ITEMS}, as",
-        f"taken over {MAX_EPOCHS - 1} times and loses {MAX_ENGINES - 1} engines",
+        f"taken over {MAX_TAKEOVERS} times and loses {MAX_ENGINES - 1} engines",
         f"back within {config.store.unavailable_timeout_s:.0f} s",
         f"for\n{config.store.journal_ttl_s} s after its end",
         f"running\nanswers may end for {config.drain_timeout_s:.0f} s",
