@@ -7,12 +7,14 @@ import os
 import random
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.chaos.checker import DELTA, History, check, output_text, views
 from tests.chaos.clients import Client, Reader, Talker
+from tests.chaos.replica import Pair
 from tests.chaos.storm import dump_of, storm
 from tests.chaos.world import World
 from tests.support.server import POLL_S
@@ -227,6 +229,28 @@ async def test_a_store_that_is_killed_and_started_again(forgets: bool):
         for talker, answer in zip(talkers, (first, second), strict=True):
             assert (await answer)["type"] == "response.completed"
             await talker.leave()
+        await scene.judge(conversation)
+
+
+async def test_a_failover_to_a_replica_that_lags(tmp_path: Path):
+    """The new primary knows nothing of the newest text, nor of the turn that waits: no client ever notices."""
+    async with Pair(tmp_path) as store, World(redis_url=store.url) as world:
+        scene = Scene(world)
+        conversation = await scene.conversation()
+        talkers = [scene.client(first=0), scene.client(first=1)]
+        first = scene.begin(talkers[0], scene.words(60), conversation)
+        await scene.seen(talkers[0], 10)
+        second = scene.begin(talkers[1], scene.words(10), conversation)
+
+        def is_late() -> bool:
+            waits = any(frame.event["type"] == "response.queued" for frame in scene.history.frames)
+            return waits and scene.deltas(talkers[0]) >= 20
+
+        await store.fail_over(is_late)
+        for talker, answer in zip(talkers, (first, second), strict=True):
+            assert (await answer)["type"] == "response.completed"
+            await talker.leave()
+        assert any("Redis had lost the last" in line for gateway in world.gateways for line in gateway.log)
         await scene.judge(conversation)
 
 

@@ -82,6 +82,8 @@ class Gateway(ServerProcess):
 class Valkey:
     """The one store. Its folder outlives its processes."""
 
+    options: tuple[str, ...] = ()
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.socket = folder / "socket"
@@ -96,6 +98,7 @@ class Valkey:
             *valkey_arguments(self.folder, self.socket),
             "--auto-aof-rewrite-percentage",
             "0",
+            *self.options,
         ]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(tied(command), stdout=log, stderr=log)
@@ -142,7 +145,7 @@ class World:
     """Gateways on one Valkey, each behind a proxy. Clients use `addresses`.
 
     rate: tokens a second of the echo engine. engine: `echo` or `vllm`, with `options` for its models.
-    config: tables of the gateways' settings file.
+    config: tables of the gateways' settings file. redis_url: of a store that is not this world's.
     """
 
     def __init__(
@@ -153,13 +156,15 @@ class World:
         engine: str = "echo",
         options: Sequence[str] = (),
         config: dict[str, dict[str, Any]] | None = None,
+        redis_url: str | None = None,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="tokenwire-chaos-", ignore_cleanup_errors=True)
         folder = Path(self._folder.name)
         (folder / "valkey").mkdir()
         self.engine = engine
         self.valkey = Valkey(folder / "valkey")
-        flags = ["--redis-url", self.valkey.url, "--echo-rate", str(rate), *options]
+        self._has_store = redis_url is None
+        flags = ["--redis-url", redis_url or self.valkey.url, "--echo-rate", str(rate), *options]
         text = settings(config or {})
         self.gateways = [Gateway(folder / f"g{index}", *flags, config=text, engine=engine) for index in range(gateways)]
         self.proxies: list[Proxy] = []
@@ -171,7 +176,8 @@ class World:
 
     async def start(self) -> Self:
         """Start everything and return when it is ready."""
-        self.valkey.start()
+        if self._has_store:
+            self.valkey.start()
         for gateway in self.gateways:
             gateway.data_dir.mkdir(exist_ok=True)
             gateway.launch()

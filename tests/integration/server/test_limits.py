@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from tests.integration.server.conftest import run_checked
-from tests.integration.server.wire import TERMINAL, Answer, client
+from tests.integration.server.wire import DELTA, TERMINAL, Answer, client
 from tests.support.server import ServerProcess
 
 LONG = " ".join(f"w{number}" for number in range(60))
@@ -179,6 +180,21 @@ async def test_a_slow_reader_misses_nothing(server: ServerProcess):
 
 
 # Load
+
+
+async def test_a_very_long_answer_costs_its_length(server: ServerProcess):
+    """7,500 tokens, piece by piece: no frame costs more than the one before, and others are answered meanwhile."""
+    text = " ".join(f"w{number}" for number in range(500))
+    async with client(server) as c, client(server) as other:
+        await c.create(text, ignore_eos=True, max_output_tokens=7500)
+        first = await c.until(DELTA)
+        assert (await other.ask("meanwhile")).text == "meanwhile"
+        answer = Answer([*first, *(await c.until(*TERMINAL))]).check()
+    assert answer.text.startswith(text)
+    assert answer.response["usage"]["output_tokens"] == 7500
+    pieces = [event for event in answer.events if event["type"] == DELTA]
+    assert len(pieces) > 2
+    assert max(len(json.dumps(piece)) - len(piece["delta"]) for piece in pieces) < 300  # a frame beside its own text
 
 
 async def test_five_hundred_at_once(server: ServerProcess):
