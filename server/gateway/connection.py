@@ -57,9 +57,9 @@ class Connection:
                 await asyncio.sleep(self._parse_s if self._parse_s > LONG_PARSE_S else 0)
         finally:
             await self._lanes.close()
-            await self._chat.leave(self)
             for subscription in tuple(self._subscriptions or ()):
-                subscription.close()
+                subscription.close()  # before anything that may wait for Redis: an unstored answer ends by it
+            await self._chat.leave(self)
             self._subscriptions = None  # each holds a whole answer
             await self._outbox.close()
 

@@ -8,6 +8,7 @@ import signal
 import socket
 
 import pytest
+import redis
 
 from server.config import LimitsConfig, StoreConfig
 from server.store.base import JournalEntry, StoreUnavailableError
@@ -88,6 +89,35 @@ async def test_full_memory_is_an_error_until_there_is_room(own_server, frail, sc
     own_server.call("CONFIG", "SET", "maxmemory", "1")
     await all_fail(frail, scene, "memory")
     own_server.call("CONFIG", "SET", "maxmemory", "0")
+    await all_works(frail, scene)
+
+
+async def test_a_disk_that_takes_nothing_is_an_error_until_it_does(own_server, frail, scene):
+    """MISCONF: writes say so; when the server can save again all works."""
+    own_server.call("CONFIG", "SET", "save", "3600 1")
+    (own_server.folder / "dump.rdb").mkdir()  # no snapshot can be renamed to that
+    await saved(own_server, "err")
+    await all_fail(frail, scene, "disk")
+    (own_server.folder / "dump.rdb").rmdir()
+    await saved(own_server, "ok")
+    await all_works(frail, scene)
+
+
+async def saved(own_server, status: str) -> None:
+    """Let the server save, and return when it has come to this."""
+    own_server.call("BGSAVE")
+    async with asyncio.timeout(HANG_S):
+        while own_server.call("INFO", "persistence")["rdb_last_bgsave_status"] != status:  # noqa: ASYNC110 it tells of no event
+            await asyncio.sleep(0.01)
+
+
+async def test_a_password_that_was_changed_is_an_error_until_it_is_back(own_server, frail, scene):
+    """Connections that are open stay; new ones are refused, and say why."""
+    own_server.call("CONFIG", "SET", "requirepass", "new")
+    with redis.Redis(unix_socket_path=str(own_server.socket), password="new") as admin:
+        admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        await all_fail(frail, scene, "password")
+        admin.execute_command("CONFIG", "SET", "requirepass", "")
     await all_works(frail, scene)
 
 

@@ -31,6 +31,12 @@ class Socket:
     def get_write_buffer_size(self) -> int:
         return 0
 
+    def __aiter__(self) -> Socket:
+        return self
+
+    async def __anext__(self) -> str:
+        raise StopAsyncIteration
+
 
 @pytest.fixture
 def socket(monkeypatch: pytest.MonkeyPatch) -> Socket:
@@ -61,3 +67,20 @@ async def test_an_idle_connection_keeps_nothing_of_an_ended_response(socket):
     assert socket.sent == [b"{}"]
     assert kept() is None
     assert not connection.is_subscribed("resp_1")
+
+
+async def test_who_leaves_is_no_listener_while_redis_is_away(socket):
+    """Its answers know at once, whatever its subscriptions to conversations wait for."""
+    listening: list[int] = []
+
+    class Waiting:
+        async def leave(self, _client: object) -> None:
+            listening.append(audience[-1])
+
+    audience: list[int] = []
+    channel = Channel("resp_1", audience.append)
+    connection = Connection(socket, LOCAL_USER, Waiting(), Config(engine="echo"), Metrics())  # type: ignore[arg-type]
+    connection.subscribe(channel, cursor=0, stream_id=None)
+    await connection.run()
+    assert audience == [1, 0]
+    assert listening == [0]
