@@ -148,7 +148,7 @@ class App:
         stack.push_async_callback(runtime.close)
         self._chat = chat = Chat(runtime, pool)
         await bus.subscribe(f"gateway:{runtime.gateway_id}", chat.control)
-        self._takeover = takeover = Takeover(runtime, chat.adopt)
+        self._takeover = takeover = Takeover(runtime, chat.adopt, chat.has_model)
         await self._first_beat(takeover)
         # 4. The port: clients may come while models load, and are told how far that is.
         listener = Listener(

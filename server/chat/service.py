@@ -165,6 +165,10 @@ class Chat:
                 return
             await asyncio.sleep(DOUBT_PAUSE_S)
 
+    def has_model(self, name: str) -> bool:
+        """Return whether this gateway could go on with an answer of a model."""
+        return name in self._pool.models
+
     def adopt(self, stored: StoredResponse, events: list[Event]) -> bool:
         """Go on with a response whose gateway is gone; return False where its model is not ours."""
         model = self._pool.models.get(stored.model)

@@ -23,6 +23,7 @@ HEARTBEAT_TTL_S: Final = 5.0  # a gateway silent this long is dead
 # run out. They get time to beat again before they count as dead.
 STANDSTILL_S: Final = HEARTBEAT_TTL_S / 2
 GRACE_S: Final = HEARTBEAT_TTL_S / 2
+FOREIGN_S: Final = 5.0  # an orphan whose model is not here is left this long to gateways that have it
 MAX_TAKEOVERS: Final = 4  # of one response; when its last gateway dies, too, it fails with what there is of it
 
 
@@ -30,17 +31,25 @@ class Takeover:
     """Keep the heartbeat; go on with the responses of gateways that are gone.
 
     adopt: goes on with a response, given its record and its journal; returns False where this gateway cannot.
+    has_model: says whether it could, as far as the model goes.
     """
 
-    def __init__(self, runtime: Runtime, adopt: Callable[[StoredResponse, list[Event]], bool]) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        adopt: Callable[[StoredResponse, list[Event]], bool],
+        has_model: Callable[[str], bool],
+    ) -> None:
         self._runtime = runtime
         self._store = runtime.store
         self._adopt = adopt
+        self._has_model = has_model
         self.store_is_up = True
         self._last_beat: float | None = None  # loop time
         self._adopts_from = 0.0  # loop time
         # Orphans seen and not done with: once claimed, nobody else finds one that we could not go on with.
         self._orphans: dict[str, None] = {}
+        self._foreign: dict[str, float] = {}  # those whose model is not here, and the loop time when we first saw them
         self._is_stopping = False
 
     async def run(self) -> None:
@@ -82,7 +91,7 @@ class Takeover:
         Where the store goes away in the middle, the rest is for the next time: claiming again what is ours already
         gives it again.
         """
-        self._orphans.update(dict.fromkeys(await self._store.orphans()))
+        self._orphans.update(dict.fromkeys(self._ours(await self._store.orphans())))
         for response_id in tuple(self._orphans):
             if self._is_stopping:
                 return
@@ -91,6 +100,13 @@ class Takeover:
             if stored is not None:
                 await self._take_over_if_readable(stored)
             del self._orphans[response_id]
+
+    def _ours(self, orphans: dict[str, str]) -> list[str]:
+        """Return those that are for us to go on with, or to end where nobody could. orphans: and their models."""
+        now = asyncio.get_running_loop().time()
+        foreign = [orphan for orphan, model in orphans.items() if not self._has_model(model)]
+        self._foreign = {orphan: self._foreign.get(orphan, now) for orphan in foreign}
+        return [orphan for orphan in orphans if now - self._foreign.get(orphan, float("-inf")) >= FOREIGN_S]
 
     async def _beat_in_time(self) -> None:
         """Many orphans take longer than a heart may stand still."""

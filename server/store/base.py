@@ -252,8 +252,8 @@ class Store(Protocol):
     async def heartbeat(self, gateway: str, ttl_s: float) -> None:
         """Say that a gateway lives; it counts as gone when it has not said so for `ttl_s`."""
 
-    async def orphans(self) -> list[str]:
-        """Return responses not ended whose gateway's heartbeat is gone."""
+    async def orphans(self) -> dict[str, str]:
+        """Return responses not ended whose gateway's heartbeat is gone, and the model of each."""
 
     async def claim(self, response_id: str, gateway: str) -> StoredResponse | None:
         """Take over an orphan: bump its epoch, set its gateway; None if it is no orphan any more.

@@ -93,10 +93,10 @@ class TurnStore:
         """Say that a gateway lives; it counts as gone when it has not said so for `ttl_s`."""
         await self._client.command("SET", self._client.key("gateway", gateway), 1, "PX", max(1, int(ttl_s * 1000)))
 
-    async def orphans(self) -> list[str]:
-        """Return responses not ended whose gateway's heartbeat is gone."""
+    async def orphans(self) -> dict[str, str]:
+        """Return responses not ended whose gateway's heartbeat is gone, and the model of each."""
         (orphans,) = await self._client.run("orphans")
-        return [response.decode() for response in orphans]
+        return {orphan.decode(): model.decode() for orphan, model in zip(orphans[::2], orphans[1::2], strict=True)}
 
     async def claim(self, response_id: str, gateway: str) -> StoredResponse | None:
         """Take over an orphan; None if it is no orphan any more.

@@ -265,9 +265,10 @@ class MemoryStore:
         else:
             self.gateways.discard(gateway)
 
-    async def orphans(self) -> list[str]:
+    async def orphans(self) -> dict[str, str]:
         await self._call("orphans")
-        return [r.id for r in self.responses.values() if r.status not in ENDED and r.gateway not in self.gateways]
+        orphans = [r for r in self.responses.values() if r.status not in ENDED and r.gateway not in self.gateways]
+        return {orphan.id: orphan.model for orphan in orphans}
 
     async def claim(self, response_id: str, gateway: str) -> StoredResponse | None:
         await self._call("claim")

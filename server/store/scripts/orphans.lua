@@ -1,4 +1,4 @@
--- No arguments.
+-- No arguments. Returns responses and their models, in turn.
 local alive, orphans = {}, {}
 local running = redis.call('HGETALL', prefix .. ':running')
 for index = 1, #running, 2 do
@@ -9,7 +9,7 @@ for index = 1, #running, 2 do
   if redis.call('EXISTS', key('response', id)) == 0 then
     redis.call('HDEL', prefix .. ':running', id) -- older than the retention
   elseif not alive[gateway] then
-    orphans[#orphans + 1] = id
+    orphans[#orphans + 1], orphans[#orphans + 2] = id, get(id, 'model')
   end
 end
 return { 'ok', orphans }

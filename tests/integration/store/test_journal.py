@@ -72,7 +72,7 @@ async def test_finish_completes_the_log_and_lets_it_expire(running, scene, share
 async def test_another_gateway_takes_over(running, scene):
     """An orphan gets a new owner and epoch; from then on, not only from its first event on, the old one is fenced."""
     await running.append(events("r1", range(3)))
-    assert await running.orphans() == ["r1"]
+    assert await running.orphans() == {"r1": "m"}
     taken = await running.claim("r1", "g2")
     assert (taken.takeovers, taken.gateway, taken.last_sequence_number) == (1, "g2", 2)
     assert await running.append(events("r1", range(3, 5))) == {"r1"}
@@ -87,7 +87,7 @@ async def test_another_gateway_takes_over(running, scene):
     read = await running.read_events("r1", after=1, count=3)
     assert read == [(2, b"event 2 of epoch 1"), *((n, b"event %d of epoch %d" % (n, taken.epoch)) for n in (3, 4))]
     await running.finish(scene.end("r1", epoch=taken.epoch, events=[(6, b"end")]))
-    assert await running.orphans() == []
+    assert await running.orphans() == {}
 
 
 async def test_a_takeover_before_the_first_event_starts_at_zero(running):
@@ -100,7 +100,7 @@ async def test_a_takeover_before_the_first_event_starts_at_zero(running):
 async def test_only_orphans_are_claimed(running, scene):
     """A gateway that lives keeps its responses; ended and unknown ones are nobody's."""
     await running.heartbeat("g1", 60)
-    assert await running.orphans() == []
+    assert await running.orphans() == {}
     assert await running.claim("r1", "g2") is None
     assert await running.claim("nowhere", "g2") is None
     await running.finish(scene.end("r1"))
@@ -121,7 +121,7 @@ async def test_waiting_turns_are_orphans_too(running, scene):
     """A turn that waits at a gateway that died is adopted as a running one is, and keeps its place."""
     await running.begin(scene.turn("r2", gateway="g9"))
     await running.heartbeat("g1", 60)
-    assert await running.orphans() == ["r2"]
+    assert await running.orphans() == {"r2": "m"}
     taken = await running.claim("r2", "g1")
     assert taken.status == "queued"
     assert await running.start("r2", taken.epoch) == 1

@@ -61,7 +61,7 @@ class Gateway:
         self.model = Model("m", lambda _devices: self.engine, 10, 1)
         self.pool = Pool([self.model], "m", 100)
         self.chat = Chat(self.runtime, self.pool)
-        self.takeover = Takeover(self.runtime, self.chat.adopt)
+        self.takeover = Takeover(self.runtime, self.chat.adopt, self.chat.has_model)
         self.client = MemoryClient()
         self.replace_engine(self.engine)
 

@@ -119,8 +119,24 @@ async def test_gateways_that_die_one_after_the_other(make_gateway, store, monkey
     assert store.responses[generation.response_id].status == "failed"
 
 
-async def test_a_model_that_is_not_here(a, b):
-    """It fails with its text, since nobody goes on with it."""
+async def test_a_model_that_is_elsewhere(a, b, make_gateway):
+    """A gateway without the model leaves the answer to one that has it, also where it was the first to see it."""
+    generation = await begun(a)
+    c = await make_gateway("c")
+    await a.die()
+    b.pool.models.clear()
+    for gateway in (b, c, b):
+        await gateway.takeover.adopt_orphans()
+    client = await follower(b, generation.response_id)
+    c.engine.say("world")
+    c.engine.end()
+    await client.until("response.completed")
+    assert client.text() == "Hello world"
+
+
+async def test_a_model_that_is_not_here(a, b, monkeypatch):
+    """It fails with its text where nobody goes on with it."""
+    monkeypatch.setattr(takeover, "FOREIGN_S", 0)
     generation = await begun(a)
     await a.die()
     b.pool.models.clear()
@@ -146,7 +162,7 @@ async def test_the_store_goes_away_during_a_takeover(a, b, store, when):
         with pytest.raises(StoreUnavailableError):
             await adopting
     store.is_away = False
-    assert await store.orphans() == []
+    assert await store.orphans() == {}
     await b.takeover.adopt_orphans()
     client = await follower(b, generation.response_id)
     b.engine.say("world")
@@ -223,7 +239,7 @@ async def test_who_stops_adopts_nothing(a, b, store):
     await b.takeover.adopt_orphans()
     await b.takeover.retire()
     assert store.responses[generation.response_id].status == "in_progress"
-    assert await store.orphans() == [generation.response_id]
+    assert await store.orphans() == {generation.response_id: "m"}
 
 
 async def test_many_orphans_do_not_stop_the_heart(a, b, store, monkeypatch):
