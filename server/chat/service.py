@@ -288,9 +288,9 @@ class Chat:
             return None
         local = client.local.events(response_id)
         if local is not None:
-            for event in local[-1:] if after is None else local:
-                if after is None or event.sequence_number > after:
-                    await client.write(with_stream_id(event.data, stream_id))
+            missed = [] if after is None else [event for event in local if event.sequence_number > after]
+            for event in missed or local[-1:]:
+                await client.write(with_stream_id(event.data, stream_id))
             return None
         stored = await self._store.get_response(client.user.id, response_id)
         if stored.status not in ENDED:

@@ -297,6 +297,19 @@ async def test_a_journal_that_has_expired(a, b, store):
     assert late.frames[0]["response"]["output"][0]["content"][0]["text"] == "Hello world"
 
 
+@pytest.mark.parametrize("is_stored", [True, False])
+@pytest.mark.parametrize("beyond", [0, 1, 2**53])
+async def test_nothing_is_left_to_read(a, is_stored, beyond):
+    """Whoever has had all of an ended response, or asks for what comes after its end, is told its end again."""
+    generation = await begun(a, store=is_stored)
+    finish(a)
+    end = await a.client.until("response.completed")
+    heard = len(a.client.frames)
+    after = min(end["sequence_number"] + beyond, 2**53 - 1)
+    await retrieve(a, a.client, generation.response_id, starting_after=after)
+    assert a.client.frames[heard:] == [end]
+
+
 async def test_a_journal_that_expires_while_it_is_read(a, b, store, monkeypatch):
     """The client hears of the end all the same, whole, after the events that it got."""
     monkeypatch.setattr(service, "REPLAY_PAGE", 3)
