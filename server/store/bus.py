@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 RECONNECT_FIRST_S: Final = 0.1  # back-off while Redis is away: doubled up to
 RECONNECT_MAX_S: Final = 2.0
-POLL_S: Final = 5.0  # a read returns at least this often, so that closing never waits longer
+POLL_S: Final = 5.0  # who says nothing for so long is pinged, and left when it does not answer for as long again
 SUBSCRIBE_TIMEOUT_S: Final = 5.0
 
 Handler = Callable[[dict[str, Any]], None]
@@ -42,7 +42,7 @@ class Bus:
             url,
             protocol=2,
             client_name="tokenwire-bus",
-            socket_timeout=None,  # silence is no fault
+            socket_timeout=None,  # silence is no fault, until a ping is not answered
             socket_connect_timeout=config.operation_timeout_s,
             retry=Retry(NoBackoff(), 0),  # redis-py would connect again and tell nobody of the gap
             **({"socket_keepalive": True} if is_network else {}),  # but a machine that is gone is noticed
@@ -119,10 +119,7 @@ class Bus:
                 self._pubsub = pubsub
                 self._tell_gap()
                 delay = RECONNECT_FIRST_S
-                while True:
-                    message = await pubsub.get_message(timeout=POLL_S)
-                    if message is not None:
-                        self._receive(message)
+                await self._receive_all(pubsub)
             except (RedisError, OSError) as error:
                 logger.debug("bus: reconnecting: %s", error)
             finally:
@@ -130,6 +127,23 @@ class Bus:
                 await asyncio.shield(_closed(pubsub))
             await asyncio.sleep(delay)
             delay = min(delay * 2, RECONNECT_MAX_S)
+
+    async def _receive_all(self, pubsub: PubSub) -> None:
+        """Hand out what comes. Raises ConnectionError where nobody is there any more.
+
+        A machine that is gone, or a failover that leaves the old one alone, closes no connection.
+        """
+        is_asked = False
+        while True:
+            message = await pubsub.get_message(timeout=POLL_S)
+            if message is not None:
+                is_asked = False
+                self._receive(message)
+            elif is_asked:
+                raise RedisConnectionError(f"no answer to a ping for {POLL_S:g} s")
+            else:
+                is_asked = True
+                await pubsub.ping()
 
     async def _subscribe_all(self, pubsub: PubSub) -> None:
         """Ask for every channel; also for one that somebody subscribes to meanwhile."""
@@ -141,6 +155,8 @@ class Bus:
             missing = {self._prefix + channel for channel in self._handlers} - asked
 
     def _receive(self, message: dict[str, Any]) -> None:
+        if message["type"] == "pong":
+            return
         channel = message["channel"].decode().removeprefix(self._prefix)
         if message["type"] == "subscribe":
             if channel in self._confirmed:

@@ -241,6 +241,53 @@ async def test_a_server_that_hangs(open_bus, own_server):
     await until(lambda: {"n": 1} in ear.heard)
 
 
+async def test_silence_is_no_fault(open_bus, own_server, monkeypatch):
+    """A server that has nothing to say answers pings: no gap is told for it."""
+    monkeypatch.setattr(buses, "POLL_S", 0.02)
+    one, two = await open_bus(own_server.url), await open_bus(own_server.url)
+    ear = Ear()
+    await one.subscribe("c", ear)
+    await asyncio.sleep(0.2)
+    two.publish("c", {"n": 1})
+    await until(lambda: ear.heard)
+    assert ear.heard == [{"n": 1}]
+
+
+async def test_a_server_that_is_gone_without_a_word(open_bus, own_server, tmp_path, monkeypatch):
+    """Its machine fails, and another one has its address: the old connection stays open and silent."""
+    monkeypatch.setattr(buses, "POLL_S", 0.1)
+    gone = asyncio.Event()
+    ways: set[asyncio.Task[None]] = set()
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_old: bool) -> None:
+        try:
+            while (data := await reader.read(4096)) and not (is_old and gone.is_set()):
+                writer.write(data)
+            if is_old:
+                await asyncio.Event().wait()
+        finally:
+            writer.close()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_unix_connection(own_server.socket)
+        for way in (carry(reader, there[1], not gone.is_set()), carry(there[0], writer, not gone.is_set())):
+            ways.add(asyncio.create_task(way))
+
+    async with await asyncio.start_unix_server(accept, tmp_path / "address"):
+        bus = await open_bus(f"unix://{tmp_path}/address")
+        ear = Ear()
+        await bus.subscribe("c", ear)
+        gone.set()
+        await until(lambda: GAP in ear.heard)
+        other = await open_bus(own_server.url)
+        other.publish("c", {"n": 1})
+        await until(lambda: {"n": 1} in ear.heard)
+        await bus.close()
+        for way in ways:
+            way.cancel()
+        await asyncio.wait(ways)
+
+
 async def test_a_cancelled_subscription_leaves_nothing(pair, shared_server, prefix):
     """Neither a handler here nor a channel there."""
     one, two = pair
