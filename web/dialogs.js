@@ -15,13 +15,13 @@ const LIMITS = { temperature: { min: "0", max: "2", step: "0.1" }, top_p: { min:
  * Shows a form in a dialog until it is sent or left.
  * @param {string} title
  * @param {Node[]} content
- * @param {{ submit: string, cancel?: string | null, extra?: Node[] }} buttons cancel: null where it cannot be left
+ * @param {{ submit: string, cancel?: string | null, mustAnswer?: boolean }} buttons cancel: null for none. mustAnswer: it cannot be left
  * @returns {Promise<FormData | null>}
  */
-function ask(title, content, { submit, cancel = t("cancel"), extra = [] }) {
+function ask(title, content, { submit, cancel = t("cancel"), mustAnswer = false }) {
   const heading = element("h2", { id: "dialog-title" }, title);
   const leave = cancel === null ? [] : [element("button", { type: "button", class: "quiet" }, cancel)];
-  const buttons = element("div", { class: "buttons" }, ...extra, ...leave, element("button", { class: "solid" }, submit));
+  const buttons = element("div", { class: "buttons" }, ...leave, element("button", { class: "solid" }, submit));
   const form = element("form", { method: "dialog" }, heading, ...content, buttons);
   const dialog = element("dialog", { "aria-labelledby": "dialog-title" }, form);
   const focused = document.activeElement;
@@ -36,8 +36,8 @@ function ask(title, content, { submit, cancel = t("cancel"), extra = [] }) {
       dialog.close();
     });
     leave[0]?.addEventListener("click", () => dialog.close());
-    dialog.addEventListener("cancel", (event) => cancel === null && event.preventDefault());
-    dialog.addEventListener("click", (event) => event.target === dialog && cancel !== null && dialog.close());
+    dialog.addEventListener("cancel", (event) => mustAnswer && event.preventDefault());
+    dialog.addEventListener("click", (event) => event.target === dialog && !mustAnswer && dialog.close());
     dialog.addEventListener("close", () => {
       dialog.remove();
       if (focused instanceof HTMLElement) focused.focus();
@@ -109,7 +109,7 @@ export async function askKey(isRefused) {
   const stays = element("label", { class: "check" }, element("input", { type: "checkbox", name: "stays" }), element("span", {}, t("keepKey")));
   const wrong = isRefused ? [element("p", { class: "problem", role: "alert" }, t("keyRefused"))] : [];
   for (;;) {
-    const data = await ask(t("signIn"), [...wrong, labelled(t("key"), field), stays], { submit: t("signIn"), cancel: null });
+    const data = await ask(t("signIn"), [...wrong, labelled(t("key"), field), stays], { submit: t("signIn"), cancel: null, mustAnswer: true });
     const key = String(data?.get("key") ?? "").trim();
     if (key) return { key, stays: data?.get("stays") !== null };
   }
@@ -118,8 +118,8 @@ export async function askKey(isRefused) {
 export async function showKeys() {
   const rows = [
     ["Enter", t("keySend")], ["Shift Enter", t("keyLine")], ["Esc", t("keyStop")], ["↑", t("keyEdit")],
-    ["Ctrl K", t("keySearch")], ["Ctrl Shift O", t("newConversation")], ["?", t("keys")],
+    ["Ctrl K", t("keySearch")], ["Ctrl Shift O", t("newConversation")], ["Ctrl /", t("keys")],
   ];
   const list = element("dl", { class: "keys" }, ...rows.flatMap(([keys, deed]) => [element("dt", {}, ...keys.split(" ").map((key) => element("kbd", {}, key))), element("dd", {}, deed)]));
-  await ask(t("keys"), [list], { submit: t("done"), cancel: t("cancel"), extra: [] });
+  await ask(t("keys"), [list], { submit: t("done"), cancel: null });
 }

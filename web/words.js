@@ -41,7 +41,7 @@ export const ENGLISH = {
   figuresFirst: "first after {first} s",
   fileIsNoText: "“{name}” is not a text file.",
   fileTooBig: "“{name}” is too long to attach: {size} of {limit} kB.",
-  hint: "Enter sends · Shift Enter new line · Esc stops · ? lists all keys",
+  hint: "Enter sends · Shift Enter new line · Esc stops · Ctrl / lists all keys",
   image: "Image “{name}” from {host}: open",
   import: "Import a conversation",
   importFailed: "“{name}” is no exported conversation.",

@@ -40,7 +40,7 @@ export const CHINESE = {
   figuresFirst: "{first} 秒后开始",
   fileIsNoText: "“{name}”不是文本文件。",
   fileTooBig: "“{name}”太长，无法附上：{size} / {limit} kB。",
-  hint: "Enter 发送 · Shift Enter 换行 · Esc 停止 · ? 列出全部按键",
+  hint: "Enter 发送 · Shift Enter 换行 · Esc 停止 · Ctrl / 列出全部按键",
   image: "来自 {host} 的图片“{name}”：打开",
   import: "导入对话",
   importFailed: "“{name}”不是导出的对话。",
