@@ -8,7 +8,7 @@
 import { compose, parse } from "./attachments.js";
 import { TokenwireError, outputText, randomId } from "./client.js";
 import { addVersion, leaveVersion, optionsOf, requestOf, versionsOf, withOptions, withVersions } from "./metadata.js";
-import { canSend, messageFromItem, newMessage, newThread, titleFrom } from "./state.js";
+import { canSend, messageFromItem, newMessage, newThread, thoughtsOf, titleFrom } from "./state.js";
 import { t } from "./words.js";
 
 /** @typedef {import("./client.js").TokenwireClient} TokenwireClient */
@@ -170,15 +170,19 @@ export class Chat {
     const messages = [];
     const put = (/** @type {Message} */ message) => void (messages.includes(message) || messages.push(message));
     const turns = this.#turnsOf(thread);
+    /** @type {any[]} */
+    const thoughts = items.filter((/** @type {any} */ { type }) => type === "reasoning");
     for (const item of items) {
       const turn = turns.find(({ user }) => user.responseId !== null && user.responseId === item.response_id);
       const message = turn ? turn.user : messageFromItem(item);
+      if (message?.role === "assistant") message.reasoning = thoughtsOf(thoughts.filter(({ response_id }) => response_id !== undefined && response_id === item.response_id));
       if (turn) turn.placed = true;
       if (message) put(message);
       if (turn) put(turn.answer);
     }
-    for (const { response, text } of responses) {
+    for (const { response, output, text } of responses) {
       const answer = newMessage("assistant", text, text ? "streaming" : "waiting", response.id);
+      answer.reasoning = thoughtsOf(output);
       messages.splice(messages.findLastIndex(({ responseId }) => responseId === response.id) + 1 || messages.length, 0, answer);
     }
     for (const { user, answer, placed } of turns) if (!placed) messages.push(user, answer);
@@ -474,6 +478,8 @@ export class Chat {
     if (answer.timing) answer.timing.tokens = response.usage?.output_tokens ?? null;
     // The same as what was streamed, unless the event log had expired and this is all that there is.
     const text = outputText(response) || answer.text;
+    const thoughts = thoughtsOf(response.output);
+    if (thoughts.length > answer.reasoning.length) answer.reasoning = thoughts;
     if (type === "response.failed") return this.#failed(thread, answer, response.error?.message ?? t("answerFailed"));
     const reason = response.incomplete_details?.reason;
     const status = type === "response.completed" ? "completed" : reason === "cancelled" ? "stopped" : "shortened";

@@ -100,6 +100,15 @@ export function messageFromItem(item) {
   return newMessage(item.role, text, incomplete ? "stopped" : "completed", item.response_id ?? null);
 }
 
+/**
+ * What a model thought, where the server tells it apart: the text of a list's reasoning items.
+ * @param {any[]} [items]
+ */
+export function thoughtsOf(items = []) {
+  const parts = items.filter(({ type }) => type === "reasoning").flatMap(({ content, summary }) => (content?.length ? content : (summary ?? [])));
+  return parts.map(({ text }) => text ?? "").join("");
+}
+
 /** @param {string | null} id @returns {Thread} */
 export function newThread(id) {
   return { id, status: id === null ? "ready" : "loading", messages: [], active: null, draft: "", files: [], metadata: {}, problem: null };

@@ -210,7 +210,7 @@ export class Subscription {
   }
 
   /**
-   * Most events name only their item, whose id has its response's key (`resp_1`, `msg_1`). Else it is the oldest one
+   * Most events name only their item, whose id has its response's key (`resp_1`, `msg_1`, `rs_1.0`). Else it is the oldest one
    * that runs: turns of a conversation are answered one at a time, in order.
    * @param {WireEvent} event
    * @returns {string | undefined}
@@ -249,7 +249,7 @@ export class Subscription {
   }
 }
 
-/** @param {string} id */
+/** What a response's id and those of its items (`msg_1`, `rs_1.0`) have in common. @param {string} id */
 function keyOf(id) {
-  return id.slice(id.indexOf("_") + 1);
+  return id.slice(id.indexOf("_") + 1).split(".")[0];
 }

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Drafts, memoryStorage } from "../../../web/drafts.js";
-import { ChatState, canSend, messageFromItem, newMessage, titleFrom } from "../../../web/state.js";
+import { ChatState, canSend, messageFromItem, newMessage, thoughtsOf, titleFrom } from "../../../web/state.js";
 
 const drafts = (storage = memoryStorage()) => {
   let ids = 0;
@@ -19,6 +19,14 @@ test("an incomplete answer in the history is a stopped one; other items are left
   const item = { type: "message", role: "assistant", status: "incomplete", content: [{ text: "Hel" }] };
   assert.equal(messageFromItem(item).status, "stopped");
   assert.equal(messageFromItem({ type: "reasoning" }), null);
+});
+
+test("thoughts are the text of reasoning items, whichever way a server tells them", () => {
+  const thought = { type: "reasoning", summary: [], content: [{ type: "reasoning_text", text: "A capital." }] };
+  const summary = { type: "reasoning", summary: [{ type: "summary_text", text: "Of France." }] };
+  assert.equal(thoughtsOf([thought, { type: "message", content: [{ text: "Paris" }] }, summary]), "A capital.Of France.");
+  assert.equal(thoughtsOf([{ type: "reasoning" }]), "");
+  assert.equal(thoughtsOf(undefined), "");
 });
 
 test("the newest conversation is first, each is there once, and a complete list forgets deleted ones", () => {

@@ -166,3 +166,10 @@ test("who begins to listen is told our own answers that have ended, and not thos
   snapshot([item("msg_u1", "user", "resp_1"), item("msg_1", "assistant", "resp_1"), item("msg_u2", "user", "resp_2"), item("msg_2", "assistant", "resp_2")]);
   assert.deepEqual(told[0].items.map(({ id }) => id), ["msg_u1", "msg_1", "msg_u2"]);
 });
+
+test("an item's event is its response's, also where a response has several items", () => {
+  snapshot([], [running("resp_1", "", -1), running("resp_2", "", -1)]);
+  delta("msg_2.1", 3, "two");
+  delta("rs_1.0", 3, "one");
+  assert.deepEqual(told.slice(1).map(({ response_id }) => response_id), ["resp_2", "resp_1"]);
+});
