@@ -26,6 +26,7 @@ from protocol.fields import (
     ModelId,
     Penalty,
     RepetitionPenalty,
+    SearchQuery,
     Seed,
     SequenceNumber,
     StopString,
@@ -209,6 +210,16 @@ class ConversationList(Command, frozen=True, kw_only=True):
     limit: PageLimit | None = None
 
 
+class ConversationSearch(Command, frozen=True, kw_only=True):
+    """Find conversations by their titles and by what was said in them, most recently used first."""
+
+    TYPE: ClassVar[str] = "conversation.search"
+
+    query: SearchQuery
+    after: Id | None = None
+    limit: PageLimit | None = None
+
+
 class ConversationItemsList(Command, frozen=True, kw_only=True):
     """List a conversation's items, oldest first."""
 
@@ -302,6 +313,7 @@ COMMANDS: Final[dict[str, type[Command]]] = {
         ConversationSubscribe,
         ConversationUnsubscribe,
         ConversationList,
+        ConversationSearch,
         ConversationItemsList,
         ModelList,
         ModelLoad,

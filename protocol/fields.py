@@ -41,4 +41,7 @@ MinTokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 StopStrings = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
 
+SearchQuery = Annotated[
+    str, Meta(min_length=1, max_length=256, pattern=r"\S", description="with more in it than white space")
+]
 SequenceNumber = Annotated[int, Meta(ge=-1, le=2**53 - 1)]  # what JavaScript and Lua can count

@@ -16,6 +16,7 @@ from protocol.objects import (
     Conversation,
     DeletedConversation,
     ErrorDetails,
+    Found,
     Id,
     Limit,
     OutputItem,
@@ -201,6 +202,14 @@ class ConversationListed(Answer, tag="conversation.listed", kw_only=True):
     has_more: bool
 
 
+class ConversationSearched(Answer, tag="conversation.searched", kw_only=True):
+    """Answers conversation.search. last_id: the last conversation that was looked at; null: there was none."""
+
+    data: list[Found]
+    last_id: str | None
+    has_more: bool
+
+
 class ConversationItemsListed(Answer, tag="conversation.items.listed", kw_only=True):
     """Answers conversation.items.list."""
 
@@ -321,6 +330,7 @@ SERVER_MESSAGES: Final[tuple[type[ServerMessage], ...]] = (
     ConversationUpdated,
     ConversationDeleted,
     ConversationListed,
+    ConversationSearched,
     ConversationItemsListed,
     ConversationSubscribed,
     ConversationUnsubscribed,

@@ -219,6 +219,14 @@ class Conversation(msgspec.Struct):
     running_response: str | None
 
 
+class Found(msgspec.Struct):
+    """A conversation that was found. item_id: the newest message that fits; null where the title alone does."""
+
+    conversation: Conversation
+    item_id: str | None
+    excerpt: str
+
+
 class DeletedConversation(msgspec.Struct):
     """A conversation that is gone."""
 

@@ -19,6 +19,7 @@ from protocol.commands import (
     ConversationItemsList,
     ConversationList,
     ConversationRetrieve,
+    ConversationSearch,
     ConversationSubscribe,
     ConversationUnsubscribe,
     ConversationUpdate,
@@ -46,6 +47,7 @@ from server.chat.model_admin import ModelAdmin
 from server.chat.reads import Reads, terminal_event, wire_conversation
 from server.chat.rights import check_conversation, check_turn, may_use
 from server.chat.runtime import Runtime
+from server.chat.search import search
 from server.chat.session import wire_session
 from server.chat.turn import Turn, make_turn, message_items, restored_turn
 from server.models.pool import Pool
@@ -84,6 +86,7 @@ class Chat:
             ConversationSubscribe: self.subscribe,
             ConversationUnsubscribe: self.unsubscribe,
             ConversationList: self.list_conversations,
+            ConversationSearch: self.search_conversations,
             ConversationItemsList: self.list_items,
             ModelList: self.list_models,
             SessionUpdate: self.update_session,
@@ -400,6 +403,12 @@ class Chat:
     async def list_conversations(self, client: Client, command: ConversationList) -> None:
         page = await self.reads.conversations(client.user, command.after, command.limit or DEFAULT_PAGE)
         client.send(answer("conversation.listed", command, data=page["data"], has_more=page["has_more"]))
+
+    async def search_conversations(self, client: Client, command: ConversationSearch) -> None:
+        found = await search(
+            self._store, client.user.id, command.query, after=command.after, limit=command.limit or DEFAULT_PAGE
+        )
+        client.send(answer("conversation.searched", command, **found))
 
     async def list_items(self, client: Client, command: ConversationItemsList) -> None:
         page = await self.reads.items(client.user, command.conversation, command.after, command.limit or DEFAULT_PAGE)

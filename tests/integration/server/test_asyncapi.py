@@ -51,6 +51,7 @@ async def test_a_session(slow: ServerProcess):
             await c.do(command, conversation=conversation, id="k", stream_id="do")
         await c.do("conversation.update", conversation=other, metadata={})
         await c.do("conversation.list", limit=1)
+        await c.do("conversation.search", query="two one", id="k", stream_id="do")
         await c.do("conversation.delete", conversation=other)
         settings = {"source": "x", "min_replicas": 0}
         await c.do("model.add", model="other", settings=settings, stream_id="do")

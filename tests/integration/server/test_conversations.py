@@ -107,6 +107,40 @@ async def test_lists_come_in_pages(server: ServerProcess):
         assert [item["content"][0]["text"] for item in items] == ["n0", "n0", "n1", "n1", "n2", "n2"]
 
 
+async def test_what_was_said_is_found(server: ServerProcess):
+    """By words of one message or of the title, newest first, page by page; what is deleted or on no branch is not."""
+    async with client(server) as c:
+        made, turns = [], []
+        for number in range(3):
+            made.append(await c.conversation(metadata={"title": f"Nautical {number}"}))
+            said = f"Where is the\n\nOLD lighthouse {number}? " + "More words. " * 50
+            turns += [await c.ask(said, conversation=made[-1])]
+        found = await c.do("conversation.search", query="Lighthouse old")
+        assert [row["conversation"]["id"] for row in found["data"]] == made[::-1]
+        assert found["has_more"] is False
+        newest = found["data"][0]
+        assert newest["item_id"] == (await c.do("conversation.items.list", conversation=made[2]))["data"][-1]["id"]
+        assert newest["excerpt"].startswith("Where is the OLD lighthouse 2? More words.")
+        titled = (await c.do("conversation.search", query="nautical 1"))["data"]
+        assert [(row["conversation"]["id"], row["item_id"], row["excerpt"]) for row in titled] == [
+            (made[1], None, "Nautical 1")
+        ]
+        assert (await c.do("conversation.search", query="nautical lighthouse"))["data"] == []  # not in one text
+        page = await c.do("conversation.search", query="lighthouse", limit=2)
+        assert ([row["conversation"]["id"] for row in page["data"]], page["last_id"]) == (made[:0:-1], made[1])
+        assert page["has_more"] is True
+        page = await c.do("conversation.search", query="lighthouse", limit=2, after=page["last_id"])
+        assert [row["conversation"]["id"] for row in page["data"]] == made[:1]
+        await c.ask("another branch", conversation=made[0])
+        await c.ask("the shown branch", conversation=made[0], previous_response_id=turns[0].id)
+        assert (await c.do("conversation.search", query="another branch"))["data"] == []
+        for conversation in made:
+            await c.do("conversation.delete", conversation=conversation)
+        assert (await c.do("conversation.search", query="lighthouse"))["data"] == []
+        error = await c.refused("conversation.search", query="lighthouse", after=made[0])
+        assert error["code"] == "conversation_not_found"
+
+
 async def test_deleting_ends_running_and_waiting_answers(slow: ServerProcess):
     """Every listener hears an end, from whatever connection the deletion came; nothing of it comes back."""
     async with client(slow) as c, client(slow) as other, client(slow) as third:

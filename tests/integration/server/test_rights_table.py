@@ -89,6 +89,7 @@ ROWS = {
     # Harmless for an id that is not there, so for a stranger's, too.
     "unsubscribe": Row({"type": "conversation.unsubscribe", "conversation": CONV}, SIGNED_IN),
     "list": Row({"type": "conversation.list"}, SIGNED_IN),
+    "search": Row({"type": "conversation.search", "query": "secret"}, SIGNED_IN),
     "items": Row({"type": "conversation.items.list", "conversation": CONV}, OWNER, "conversation_not_found"),
     "models": Row({"type": "model.list"}, SIGNED_IN),
     "add a model": Row({"type": "model.add", "model": "extra", "settings": {"source": "x", "min_replicas": 0}}, ADMINS),
@@ -223,6 +224,8 @@ async def test_lists_hold_ones_own(world: World):
         async with world.as_user(who) as c:
             listed = [row["id"] for row in (await c.do("conversation.list", limit=1000))["data"]]
             assert (conversation in listed) == (who == "right user")
+            found = [row["conversation"]["id"] for row in (await c.do("conversation.search", query="secret"))["data"]]
+            assert (conversation in found) == (who == "right user")
             models = [row["id"] for row in (await c.do("model.list"))["data"]]
             assert set(models) - {"extra"} == ({"echo"} if who == "bare user" else {"echo", "big"})
 

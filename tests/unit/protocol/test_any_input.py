@@ -57,6 +57,7 @@ VALID: list[dict[str, Any]] = [
     {"type": "conversation.update", "conversation": "conv_1", "metadata": {"a": "b"}},
     {"type": "conversation.delete", "conversation": "conv_1"},
     {"type": "conversation.list", "after": "conv_1", "limit": 10},
+    {"type": "conversation.search", "query": "a b", "after": "conv_1", "limit": 10},
     {"type": "conversation.items.list", "conversation": "conv_1", "after": "msg_1", "limit": 10},
     {"type": "session.update", "token": "secret"},
 ]

@@ -28,6 +28,7 @@ TYPES = [
     "conversation.items.list",
     "conversation.list",
     "conversation.retrieve",
+    "conversation.search",
     "conversation.update",
     "model.list",
     "response.cancel",
@@ -44,6 +45,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "conversation.update": {"conversation": "conv_1", "metadata": {}},
     "conversation.delete": {"conversation": "conv_1"},
     "conversation.items.list": {"conversation": "conv_1"},
+    "conversation.search": {"query": "x"},
 }
 
 
@@ -495,6 +497,14 @@ def test_lists_are_paged(kind):
     items = parse(type="conversation.items.list", conversation="c", after="msg_1")
     assert isinstance(items, ConversationItemsList)
     assert items.after == "msg_1"
+
+
+@pytest.mark.parametrize("query", ["", " ", "\n\t", "\u3000", "x" * 257])
+def test_a_search_is_for_something(query):
+    """White space is nothing."""
+    error = refusal(json.dumps({"type": "conversation.search", "query": query}))
+    assert error.param == "query"
+    assert error.message.startswith("query must be a string of 1 to 256 characters with more in it than white space")
 
 
 def test_a_token_is_never_repeated():

@@ -18,6 +18,7 @@ from protocol.commands import (
     ConversationItemsList,
     ConversationList,
     ConversationRetrieve,
+    ConversationSearch,
     ConversationSubscribe,
     ConversationUnsubscribe,
     ConversationUpdate,
@@ -126,6 +127,10 @@ def real_answers() -> Iterator[bytes]:
             command = ConversationUpdate(conversation="c", metadata={}, **address)
             yield answer("conversation.updated", command, conversation=conversation)
             yield answer("conversation.listed", ConversationList(**address), data=[conversation], has_more=False)
+            found = {"conversation": conversation, "item_id": "m", "excerpt": "x"}
+            page = {"data": [found, {**found, "item_id": None}], "last_id": "conv_1", "has_more": False}
+            yield answer("conversation.searched", ConversationSearch(query="x", **address), **page)
+            yield answer("conversation.searched", ConversationSearch(query="x", **address), **page | {"last_id": None})
         yield answer("conversation.deleted", ConversationDelete(conversation="c", **address), conversation=deleted)
         command = ConversationItemsList(conversation="c", **address)
         yield answer("conversation.items.listed", command, conversation="c", data=rows, has_more=True)
@@ -292,6 +297,7 @@ def test_the_transition_table():
         ("### conversation.retrieve, conversation.delete", ConversationDelete),
         ("### conversation.update", ConversationUpdate),
         ("### conversation.list", ConversationList),
+        ("### conversation.search", ConversationSearch),
         ("### conversation.items.list", ConversationItemsList),
         ("### conversation.subscribe, conversation.unsubscribe", ConversationSubscribe),
         ("### conversation.subscribe, conversation.unsubscribe", ConversationUnsubscribe),
