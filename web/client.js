@@ -51,6 +51,10 @@ import { Subscription } from "./subscription.js";
 const MAX_LANES = 16;
 /** Milliseconds that `wake` gives an open socket to prove that it is alive; a phone's slow radio needs 1–3 s. */
 const PROBE_TIMEOUT_MS = 5_000;
+/** Milliseconds of silence after something was said, until an open socket is asked to prove that it is alive; the server may wait 10 s for its store. */
+const SILENCE_MS = 15_000;
+/** Milliseconds for a handshake; one that a lost network has swallowed would else hang for minutes. */
+const CONNECT_TIMEOUT_MS = 20_000;
 /** Milliseconds that a running answer is asked for again while the server says "later", as when it changes gateways. */
 const RESUME_PATIENCE_MS = 60_000;
 const BACKOFF_FIRST_MS = 300;
@@ -234,6 +238,7 @@ export class TokenwireClient {
   /** @type {Required<Omit<Options, "token">> & { token?: string }} */ #options;
   /** @type {any} */ #socket = null;
   /** @type {any} */ #timer = null;
+  /** Runs while the socket owes an answer: to the handshake, or to what was written last. @type {any} */ #doubt = null;
   #attempt = 0;
   /** Commands without an answer yet, oldest first. @type {Map<string, { command: Command, resolve: (event: WireEvent) => void, reject: (error: TokenwireError) => void }>} */
   #pending = new Map();
@@ -292,6 +297,7 @@ export class TokenwireClient {
     // An error is always followed by a close, which carries the code.
     socket.onerror = () => {};
     socket.onclose = (/** @type {{ code: number, reason: string }} */ event) => this.#closed(event.code, event.reason);
+    this.#doubtIn(CONNECT_TIMEOUT_MS, () => this.#lose());
   }
 
   /** Closes for good; whatever is unanswered fails with code `closed`. Stored responses go on at the server. */
@@ -305,20 +311,34 @@ export class TokenwireClient {
   }
 
   /**
-   * Call it when the machine may have been asleep or the network has come back: a waiting connection is tried at
-   * once, an open one must answer within seconds or is replaced.
+   * Call it when the machine may have been asleep or the network has come or gone: a waiting connection is tried at
+   * once, any other one must answer within seconds or is replaced. It does so itself where an answer is overdue.
    */
   wake() {
-    const status = this.connection.status;
+    const { status } = this.connection;
     if (status === "waiting") this.connect();
-    if (status !== "open") return;
-    const probed = this.#socket;
-    const timer = this.#options.timers.setTimeout(() => {
-      // A dead socket's close() would wait for the peer's answer, perhaps for minutes.
-      if (this.#socket === probed) this.#closed(1006, "no answer");
-    }, PROBE_TIMEOUT_MS);
-    const alive = () => this.#options.timers.clearTimeout(timer);
-    this.command({ type: "conversation.list", limit: 1 }).then(alive, alive);
+    if (status !== "connecting" && status !== "open") return;
+    this.#doubtIn(PROBE_TIMEOUT_MS, () => this.#lose());
+    if (status === "open") this.command({ type: "conversation.list", limit: 1 }).catch(() => {}); // whatever it says
+  }
+
+  /** Does something unless the socket says something before. @param {number} ms @param {() => void} deed */
+  #doubtIn(ms, deed) {
+    this.#trust();
+    this.#doubt = this.#options.timers.setTimeout(() => {
+      this.#doubt = null;
+      deed();
+    }, ms);
+  }
+
+  #trust() {
+    this.#options.timers.clearTimeout(this.#doubt);
+    this.#doubt = null;
+  }
+
+  /** A dead socket's close() would wait for the peer's answer, perhaps for minutes. */
+  #lose() {
+    this.#closed(1006, "no answer");
   }
 
   /**
@@ -458,10 +478,12 @@ export class TokenwireClient {
   #write(frame) {
     if (!this.#socket || this.connection.status !== "open") return false;
     this.#socket.send(JSON.stringify(frame));
+    if (this.#doubt === null) this.#doubtIn(SILENCE_MS, () => this.wake());
     return true;
   }
 
   #opened() {
+    this.#trust();
     this.#setConnection({ status: "open", attempt: this.#attempt });
     for (const { command } of this.#pending.values()) this.#write(command);
     for (const stream of [...this.#lanes.values()]) {
@@ -474,6 +496,7 @@ export class TokenwireClient {
 
   /** @param {unknown} data */
   #received(data) {
+    this.#trust();
     this.#attempt = 0;
     if (typeof data !== "string") return;
     /** @type {WireEvent} */
@@ -548,6 +571,7 @@ export class TokenwireClient {
 
   /** Lets go of the socket, so that nothing it still says is heard. */
   #abandonSocket() {
+    this.#trust();
     const socket = this.#socket;
     this.#socket = null;
     if (socket) socket.onopen = socket.onmessage = socket.onclose = null;

@@ -285,6 +285,32 @@ test("wake replaces an open socket that does not answer, and leaves one that doe
   assert.equal(FakeSocket.made.length, 2);
 });
 
+test("a handshake that takes too long is tried again; where the network may have come back, soon", () => {
+  client.connect();
+  assert.deepEqual(timers.fire(), [20_000]);
+  assert.deepEqual(client.connection, { status: "waiting", attempt: 1, delay: 100, code: 1006, reason: "no answer" });
+  timers.fire();
+  assert.equal(FakeSocket.made.length, 2);
+  client.wake();
+  assert.deepEqual(timers.fire(), [5_000]);
+  assert.equal(client.connection.status, "waiting");
+});
+
+test("silence after something was said is looked into, and a dead socket is replaced; an answer is enough", () => {
+  const server = connected();
+  client.respond({ input: "hi", id: "turn-1" });
+  client.command({ type: "model.list" });
+  assert.deepEqual(timers.fire(), [15_000]); // counted from the first of them
+  assert.deepEqual(server.sent.map(({ type }) => type), ["response.create", "model.list", "conversation.list"]);
+  assert.deepEqual(timers.fire(), [5_000]);
+  assert.equal(client.connection.status, "waiting");
+  timers.fire();
+  socket().open();
+  assert.equal(socket().sent.find(({ type }) => type === "response.create").id, "turn-1");
+  socket().say(created("lane-1", "resp_1"));
+  assert.deepEqual(timers.fire(), []); // silence is allowed to an answer that is being made
+});
+
 test("nothing that an abandoned socket still says is heard", () => {
   const server = connected();
   client.close();
@@ -343,7 +369,7 @@ test("a subscription waits for the name of a turn that is on its way, and then l
 });
 
 test("a token travels as a subprotocol, never in the address", () => {
-  new TokenwireClient({ url: "ws://host/", WebSocket: FakeSocket, token: "k" }).connect();
+  new TokenwireClient({ url: "ws://host/", WebSocket: FakeSocket, timers, token: "k" }).connect();
   assert.deepEqual(socket().protocols, ["responses", "openai-insecure-api-key.k"]);
   assert.equal(socket().url, "ws://host/");
 });
