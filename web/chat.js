@@ -41,7 +41,6 @@ export class Chat {
   /** @type {Drafts} */ #drafts;
   /** @type {Conversations} */ #conversations;
   /** @type {ReturnType<typeof setTimeout> | undefined} */ #modelsTimer;
-  /** @type {() => number} */ #now;
   /** The stream of each answer being made. @type {WeakMap<Message, ResponseStream>} */ #streams = new WeakMap();
   /** This page's own turns, oldest first. @type {WeakMap<Thread, Turn[]>} */ #turns = new WeakMap();
   /** Threads that are kept up to date. @type {Map<Thread, Subscription>} */ #watched = new Map();
@@ -52,14 +51,12 @@ export class Chat {
    * @param {ChatState} state
    * @param {Drafts} drafts
    * @param {Conversations} conversations
-   * @param {() => number} [now] Unix seconds
    */
-  constructor(client, state, drafts, conversations, now = () => Math.floor(Date.now() / 1000)) {
+  constructor(client, state, drafts, conversations) {
     this.#client = client;
     this.#state = state;
     this.#drafts = drafts;
     this.#conversations = conversations;
-    this.#now = now;
     client.onConnection((connection) => {
       state.setConnection(connection);
       if (connection.status === "open") this.#refresh();
@@ -198,7 +195,7 @@ export class Chat {
     if (turn) return void (turn.placed = true);
     const message = messageFromItem(item);
     if (message) this.#state.addMessage(thread, message, this.#firstUnplaced(thread));
-    if (thread.id) this.#state.touchConversation(thread.id, this.#now());
+    if (thread.id) this.#state.touchConversation(thread.id);
   }
 
   /** Where a turn goes that the server took before ours. @param {Thread} thread */
@@ -246,6 +243,13 @@ export class Chat {
     thread.draft = text;
     this.#drafts.set(thread.id, text);
     if (thread.problem) this.#state.setProblem(thread, null);
+  }
+
+  /** Puts a text below what is in the text field. @param {string} text */
+  typeMore(text) {
+    const { current } = this.#state;
+    this.type(current.draft.trim() ? `${current.draft}\n${text}` : text);
+    this.#state.setDraft(current, current.draft);
   }
 
   /** Sends what is in the text field. */
@@ -410,7 +414,7 @@ export class Chat {
     this.#state.update(turn.thread, turn.user, { status: "completed", responseId });
     const { id } = turn.thread;
     if (id === null) return;
-    this.#state.touchConversation(id, this.#now());
+    this.#state.touchConversation(id);
     const { left } = turn;
     if (left && responseId) this.#conversations.update(id, (metadata) => withVersions(metadata, addVersion(versionsOf(metadata), left, responseId)));
   }
@@ -452,6 +456,7 @@ export class Chat {
   #onEvent(thread, answer, event) {
     switch (event.type) {
       case "response.queued":
+        if (event.tokenwire?.reason === "model_loading") this.refreshModels(); // the menu tells of it, too
         return this.#state.update(thread, answer, { status: "waiting", waiting: event.tokenwire ?? null });
       case "response.created":
       case "response.in_progress":

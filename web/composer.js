@@ -144,7 +144,8 @@ export class Composer {
     }
     const text = await readText(file);
     if (text === null) return t("fileIsNoText", { name: file.name });
-    this.#actions.attach([...this.#state.current.files, { name: file.name, text }]);
+    const name = file.name.replace(/\s+/g, " "); // a line end in it would end the line that names it
+    this.#actions.attach([...this.#state.current.files, { name, text }]);
     return null;
   }
 

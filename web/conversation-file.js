@@ -4,20 +4,25 @@
 /** @typedef {import("./state.js").Conversation} Conversation */
 
 const FORMAT = "tokenwire.conversation";
+/** One of them is for the turn that others are versions of. */
+const METADATA_MAX_KEYS = 15;
 const ROLES = new Set(["user", "assistant", "system", "developer"]);
 
 /** @param {any} item */
 function textOf(item) {
   if (typeof item.content === "string") return item.content;
-  return (Array.isArray(item.content) ? item.content : []).map((/** @type {any} */ part) => part.text ?? "").join("");
+  return (Array.isArray(item.content) ? item.content : []).map((/** @type {any} */ part) => (typeof part?.text === "string" ? part.text : "")).join("");
+}
+
+/** Without which turns are versions of each other: they have other ids elsewhere. @param {Record<string, string>} metadata */
+function portable(metadata) {
+  return Object.fromEntries(Object.entries(metadata).filter(([key]) => !/^(?:versions(?:\.\d)?|root)$/.test(key)));
 }
 
 /** @param {Conversation} conversation @param {any[]} items */
 export function toJson({ created_at, metadata = {} }, items) {
   const messages = items.filter(({ type }) => type === "message").map((item) => ({ role: item.role, content: textOf(item) }));
-  // Which turns are versions of each other means nothing elsewhere: they have other ids there.
-  const kept = Object.fromEntries(Object.entries(metadata).filter(([key]) => !/^(?:versions(?:\.\d)?|root)$/.test(key)));
-  return JSON.stringify({ format: FORMAT, version: 1, created_at, metadata: kept, messages }, null, 2) + "\n";
+  return JSON.stringify({ format: FORMAT, version: 1, created_at, metadata: portable(metadata), messages }, null, 2) + "\n";
 }
 
 /** @param {string} title @param {any[]} items @param {{ user: string, assistant: string }} names */
@@ -42,8 +47,10 @@ export function fromJson(text) {
   const messages = Array.isArray(read) ? read : read?.messages;
   if (!Array.isArray(messages) || messages.length === 0 || !messages.every((message) => ROLES.has(message?.role))) return null;
   const items = messages.map((message) => ({ role: message.role, content: textOf(message) }));
-  const metadata = Object.entries(read.metadata ?? {}).filter(([, value]) => typeof value === "string");
-  return { metadata: Object.fromEntries(/** @type {[string, string][]} */ (metadata)), items };
+  // What the wire would refuse is left out: a conversation is worth more than what is noted with it.
+  const metadata = Object.entries(read.metadata ?? {}).filter(([key, value]) => key.length <= 64 && typeof value === "string" && value.length <= 512);
+  const kept = Object.entries(portable(Object.fromEntries(/** @type {[string, string][]} */ (metadata)))).slice(0, METADATA_MAX_KEYS);
+  return { metadata: Object.fromEntries(kept), items };
 }
 
 /** A file name that every system takes. @param {string} title @param {string} suffix */

@@ -9,16 +9,21 @@ import { t } from "./words.js";
 /** @typedef {import("./client.js").TokenwireClient} TokenwireClient */
 /** @typedef {import("./state.js").ChatState} ChatState */
 /** @typedef {import("./metadata.js").Metadata} Metadata */
+/** What tabs of one browser tell each other: that the list has changed, or that a conversation is (not) about to be deleted. @typedef {{ hidden?: string, shown?: string }} News */
 /**
  * What this needs of the page around it.
  * @typedef {object} Surroundings
  * @property {(id: string) => void} gone what is held of a deleted conversation can go
- * @property {() => void} changed other tabs of this browser should read the list again
- * @property {Storage} storage for this tab: keeps deletions that can still be taken back
+ * @property {(news: News) => void} tell tells other tabs of this browser
+ * @property {import("./storage.js").KeptStorage} storage for this tab: keeps deletions that can still be taken back
  */
+/** `usedAt`: when the server saw it used last, at the moment of deletion; null where it did not say. @typedef {{ timer: ReturnType<typeof setTimeout> | undefined, usedAt: Promise<number | null> }} Deletion */
 
 const LIST_PAGE = 30;
-const SEARCH_PAGE = 1000;
+/** Milliseconds without a key, after which messages are searched. */
+const SEARCH_DELAY_MS = 250;
+/** More than anybody looks through: a longer word finds less. */
+const FOUND_MAX = 200;
 const ITEMS_PAGE = 1000;
 /** Milliseconds in which a deletion can be taken back. */
 export const UNDO_MS = 8_000;
@@ -28,7 +33,10 @@ export class Conversations {
   #client;
   #state;
   #surroundings;
-  /** Deletions that can still be taken back. @type {Map<string, ReturnType<typeof setTimeout>>} */ #deleting = new Map();
+  /** Deletions that can still be taken back. @type {Map<string, Deletion>} */ #deleting = new Map();
+  /** @type {ReturnType<typeof setTimeout> | undefined} */ #searchTimer;
+  /** Counts searches: only the newest one goes on. */
+  #searches = 0;
 
   /** @param {TokenwireClient} client @param {ChatState} state @param {Surroundings} surroundings */
   constructor(client, state, surroundings) {
@@ -48,20 +56,48 @@ export class Conversations {
     }
   }
 
-  async loadMore(limit = LIST_PAGE) {
-    const last = this.#state.conversations.at(-1);
+  async loadMore() {
+    const { lastListed } = this.#state;
     try {
-      const page = await this.#client.command({ type: "conversation.list", limit, ...(last && { after: last.id }) });
+      const page = await this.#client.command({ type: "conversation.list", limit: LIST_PAGE, ...(lastListed && { after: lastListed }) });
       this.#state.addConversations(page.data, page.has_more);
     } catch {
       this.#state.listFailed();
     }
   }
 
-  /** Shows conversations whose title has this; the server has no search, so all titles are read. @param {string} text */
-  async search(text) {
+  /** What another tab did. @param {News} news */
+  heard({ hidden, shown }) {
+    if (hidden) this.#state.hide(hidden, true);
+    else if (shown) this.#state.hide(shown, false);
+    else this.refresh();
+  }
+
+  /** Shows conversations that have these words in their title, at once, and in a message, once the server has looked. @param {string} text */
+  search(text) {
     this.#state.setSearch(text);
-    while (this.#state.search && this.#state.hasMore && this.#state.listStatus !== "failed") await this.loadMore(SEARCH_PAGE);
+    clearTimeout(this.#searchTimer);
+    const number = ++this.#searches;
+    const query = this.#state.search.text;
+    if (query) this.#searchTimer = setTimeout(() => this.#searchMessages(query, number), SEARCH_DELAY_MS);
+  }
+
+  /** @param {string} query @param {number} number */
+  async #searchMessages(query, number) {
+    const isOld = () => number !== this.#searches;
+    let found = 0;
+    try {
+      for (let after = {}, more = true; more && !isOld(); ) {
+        const page = await this.#client.command({ type: "conversation.search", query, ...after });
+        if (isOld()) return;
+        found += page.data.length;
+        more = page.has_more && found < FOUND_MAX;
+        after = { after: page.last_id };
+        this.#state.addFound(page.data, more);
+      }
+    } catch {
+      if (!isOld()) this.#state.searchFailed();
+    }
   }
 
   // ── changes ──
@@ -83,7 +119,7 @@ export class Conversations {
     this.#state.putConversation({ ...known, metadata });
     try {
       await this.#client.command({ type: "conversation.update", conversation: id, metadata });
-      this.#surroundings.changed();
+      this.#surroundings.tell({});
     } catch (error) {
       this.#state.putConversation(known);
       this.#problem(error);
@@ -92,21 +128,33 @@ export class Conversations {
 
   // ── deletion ──
 
-  /** Hides a conversation at once and deletes it a little later, so that it can be taken back. @param {string} id */
+  /** Hides a conversation at once, in all tabs, and deletes it a little later, so that it can be taken back. @param {string} id */
   remove(id) {
     const title = this.#state.titleOf(id);
-    this.#state.hide(id, true);
-    this.#deleting.set(id, setTimeout(() => this.#delete(id), UNDO_MS));
+    this.#hide(id, true);
+    this.#deleting.set(id, { usedAt: this.#usedAt(id), timer: undefined });
+    for (const [other, deletion] of this.#deleting) {
+      clearTimeout(deletion.timer); // one notice for all of them, which ends for all at once
+      deletion.timer = setTimeout(() => this.#deleteUnlessUsed(other), UNDO_MS);
+    }
     this.#remember();
-    this.#state.setToast({ text: t("deleted", { title }), action: t("undo"), act: () => this.#takeBack(id), ms: UNDO_MS });
+    const count = this.#deleting.size;
+    const text = count === 1 ? t("deleted", { title }) : t("deletedMany", { count });
+    this.#state.setToast({ text, action: t("undo"), act: () => [...this.#deleting.keys()].forEach((id) => this.#takeBack(id)), ms: UNDO_MS });
+  }
+
+  /** @param {string} id @param {boolean} isHidden */
+  #hide(id, isHidden) {
+    this.#state.hide(id, isHidden);
+    this.#surroundings.tell(isHidden ? { hidden: id } : { shown: id });
   }
 
   /** @param {string} id */
   #takeBack(id) {
-    clearTimeout(this.#deleting.get(id));
+    clearTimeout(this.#deleting.get(id)?.timer);
     if (!this.#deleting.delete(id)) return;
     this.#remember();
-    this.#state.hide(id, false);
+    this.#hide(id, false);
   }
 
   /** What could still be taken back when the page went away was not. */
@@ -117,9 +165,27 @@ export class Conversations {
     }
   }
 
+  /** When a conversation was used last, in the server's seconds; null where that cannot be known. @param {string} id @returns {Promise<number | null>} */
+  async #usedAt(id) {
+    try {
+      return (await this.#client.command({ type: "conversation.retrieve", conversation: id })).conversation.updated_at;
+    } catch {
+      return null; // gone, or the server is: the deletion itself will tell
+    }
+  }
+
+  /** Whoever has gone on with it meanwhile, in another tab or on another device, wants to keep it. @param {string} id */
+  async #deleteUnlessUsed(id) {
+    const [before, now] = [await this.#deleting.get(id)?.usedAt, await this.#usedAt(id)];
+    if (!this.#deleting.has(id)) return; // taken back while the server was asked
+    if (before == null || now === null || before === now) return this.#delete(id);
+    this.#takeBack(id);
+    this.#state.setToast({ text: t("usedMeanwhile", { title: this.#state.titleOf(id) }) });
+  }
+
   /** @param {string} id */
   async #delete(id) {
-    clearTimeout(this.#deleting.get(id));
+    clearTimeout(this.#deleting.get(id)?.timer);
     try {
       await this.#client.command({ type: "conversation.delete", conversation: id });
     } catch (error) {
@@ -131,7 +197,7 @@ export class Conversations {
     this.#deleting.delete(id);
     this.#remember();
     this.#surroundings.gone(id);
-    this.#surroundings.changed();
+    this.#surroundings.tell({});
   }
 
   #remember() {
@@ -162,7 +228,7 @@ export class Conversations {
     try {
       const { conversation } = await this.#client.command({ type: "conversation.create", metadata, items });
       this.#state.putConversation(conversation);
-      this.#surroundings.changed();
+      this.#surroundings.tell({});
       return conversation.id;
     } catch (error) {
       this.#problem(error);

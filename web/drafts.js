@@ -12,10 +12,10 @@
 const PREFIX = "tokenwire.draft.";
 
 export class Drafts {
-  /** @type {Storage} */ #storage;
+  /** @type {import("./storage.js").KeptStorage} */ #storage;
   /** @type {() => string} */ #newId;
 
-  /** @param {Storage} storage @param {() => string} newId */
+  /** @param {import("./storage.js").KeptStorage} storage @param {() => string} newId */
   constructor(storage, newId) {
     this.#storage = storage;
     this.#newId = newId;
@@ -75,16 +75,4 @@ export class Drafts {
     if (draft.text === "" && draft.id === undefined) this.clear(conversation);
     else this.#storage.setItem(PREFIX + (conversation ?? "new"), JSON.stringify(draft));
   }
-}
-
-/** Stands in where the browser forbids storage: drafts then last as long as the page. @returns {Storage} */
-export function memoryStorage() {
-  /** @type {Map<string, string>} */
-  const map = new Map();
-  const storage = {
-    getItem: (/** @type {string} */ key) => map.get(key) ?? null,
-    setItem: (/** @type {string} */ key, /** @type {string} */ value) => void map.set(key, value),
-    removeItem: (/** @type {string} */ key) => void map.delete(key),
-  };
-  return /** @type {Storage} */ (/** @type {unknown} */ (storage));
 }

@@ -2,7 +2,7 @@
 /** What stands above the messages: the title, the model, how it answers, and what can be done with the conversation. */
 import { parse } from "./attachments.js";
 import { byId, element } from "./dom.js";
-import { toggleMenu } from "./menu.js";
+import { toggleMenu, updateMenu } from "./menu.js";
 import { optionsOf } from "./metadata.js";
 import { titleFrom, titleOf } from "./state.js";
 import { t } from "./words.js";
@@ -27,6 +27,7 @@ const STATES = {
 export class Header {
   #document;
   #state;
+  #actions;
   #title;
   #model;
   #more;
@@ -44,9 +45,10 @@ export class Header {
       const { id } = state.current;
       if (id !== null) toggleMenu(this.#more, actions.conversationMenu(id), t("conversation"));
     });
+    this.#actions = actions;
     this.#model.addEventListener("click", () => {
       actions.refreshModels();
-      toggleMenu(this.#model, this.#choices(actions), t("model"));
+      toggleMenu(this.#model, this.#choices(), t("model"));
     });
   }
 
@@ -59,6 +61,12 @@ export class Header {
     this.#more.hidden = id === null;
     this.#document.title = id === null ? "Tokenwire" : `${title} · Tokenwire`;
     this.#renderModel();
+  }
+
+  /** Models are not what they were: also in the menu, where it is open. */
+  renderModels() {
+    this.#renderModel();
+    updateMenu(this.#model, this.#choices());
   }
 
   #renderModel() {
@@ -83,8 +91,9 @@ export class Header {
     return optionsOf(this.#state.metadataOf(this.#state.current)).model;
   }
 
-  /** @param {HeaderActions} actions @returns {MenuItem[]} */
-  #choices(actions) {
+  /** @returns {MenuItem[]} */
+  #choices() {
+    const actions = this.#actions;
     const chosen = this.#chosen();
     const models = this.#state.models.map((model) => ({
       label: model.id,

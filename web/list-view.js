@@ -62,8 +62,8 @@ export class ListView {
     });
     while (this.#list.children.length > rows.length) this.#list.lastElementChild?.remove();
     for (const conversation of listed) this.#update(conversation, conversation.id === current.id);
-    this.#note.textContent = noteFor(listStatus, listed.length, search !== "");
-    this.#more.hidden = !(hasMore || listStatus === "failed");
+    this.#note.textContent = search.text ? searchNote(search.status, listed.length) : listNote(listStatus, listed.length);
+    this.#more.hidden = search.text !== "" || !(hasMore || listStatus === "failed");
     this.#more.textContent = listStatus === "failed" ? t("tryAgain") : t("more");
   }
 
@@ -94,7 +94,13 @@ export class ListView {
     const row = this.#row(conversation);
     const [link, more] = /** @type {[HTMLAnchorElement, HTMLButtonElement]} */ (/** @type {unknown} */ (row.children));
     const title = titleOf(conversation);
-    if (link.textContent !== title) link.textContent = title;
+    const { search } = this.#state;
+    const excerpt = search.excerptOf(conversation.id, title);
+    const said = `${title}\n${excerpt ?? ""}\n${search.text}`;
+    if (link.dataset.said !== said) {
+      link.dataset.said = said; // what it shows, so that it is made anew only when that changes
+      link.replaceChildren(element("span", {}, title), ...(excerpt === null ? [] : [element("small", {}, ...marked(excerpt, search.words))]));
+    }
     link.title = title;
     more.setAttribute("aria-label", t("conversationMenu", { title }));
     row.toggleAttribute("data-running", this.#state.isActive(conversation.id) || Boolean(conversation.running_response));
@@ -103,10 +109,22 @@ export class ListView {
   }
 }
 
-/** @param {ChatState["listStatus"]} status @param {number} count @param {boolean} isSearch */
-function noteFor(status, count, isSearch) {
+/** @param {ChatState["listStatus"]} status @param {number} count */
+function listNote(status, count) {
   if (status === "failed") return t("listFailed");
   if (count) return "";
-  if (status === "loading") return t("listLoading");
-  return t(isSearch ? "nothingFound" : "listEmpty");
+  return t(status === "loading" ? "listLoading" : "listEmpty");
+}
+
+/** @param {import("./search.js").Search["status"]} status @param {number} count */
+function searchNote(status, count) {
+  if (status === "failed") return t("searchFailed");
+  if (status === "searching") return t("searching");
+  return count ? "" : t("nothingFound");
+}
+
+/** A text whose places that have a word are marked. @param {string} text @param {string[]} words in small letters */
+function marked(text, words) {
+  const places = new RegExp(`(${words.map((word) => word.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&")).join("|")})`, "giu");
+  return text.split(places).map((part, index) => (index % 2 ? element("mark", {}, part) : part));
 }

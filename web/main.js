@@ -3,12 +3,13 @@
 import { Chat } from "./chat.js";
 import { TokenwireClient, randomId } from "./client.js";
 import { Conversations } from "./conversations.js";
-import { Drafts, memoryStorage } from "./drafts.js";
+import { Drafts } from "./drafts.js";
 import { figuresOf } from "./figures.js";
 import { optionsOf } from "./metadata.js";
 import { Preferences } from "./preferences.js";
 import { SignIn } from "./sign-in.js";
 import { ChatState } from "./state.js";
+import { KeptStorage } from "./storage.js";
 import { splitThinking } from "./thinking.js";
 import { View } from "./view.js";
 import { speak, t, translate } from "./words.js";
@@ -18,15 +19,6 @@ function socketUrl() {
   const url = new URL("v1/responses", document.baseURI);
   url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
   return url;
-}
-
-/** @param {"localStorage" | "sessionStorage"} kind */
-function storage(kind) {
-  try {
-    return window[kind];
-  } catch {
-    return memoryStorage(); // the browser forbids storage
-  }
 }
 
 /** The conversation that the address names. @returns {string | null} */
@@ -43,7 +35,8 @@ function putInAddress(id, how) {
   else history.replaceState(null, "", url);
 }
 
-const preferences = new Preferences(storage("localStorage"), storage("sessionStorage"));
+const forTab = new KeptStorage(() => sessionStorage);
+const preferences = new Preferences(new KeptStorage(() => localStorage), forTab);
 const language = preferences.spoken(navigator.languages);
 if (language !== "en") {
   await speak(language);
@@ -56,12 +49,12 @@ const tabs = "BroadcastChannel" in window ? new BroadcastChannel("tokenwire") : 
 const client = new TokenwireClient({ url: socketUrl(), token: preferences.key ?? undefined });
 const state = new ChatState();
 const conversations = new Conversations(client, state, {
-  storage: storage("sessionStorage"),
+  storage: forTab,
   gone: (id) => chat.gone(id),
-  changed: () => tabs?.postMessage("list"),
+  tell: (news) => tabs?.postMessage(news),
 });
 // Per tab, so that two tabs do not write into each other's text field.
-const chat = new Chat(client, state, new Drafts(storage("sessionStorage"), randomId), conversations);
+const chat = new Chat(client, state, new Drafts(forTab, randomId), conversations);
 const signIn = new SignIn(client, preferences, () => import("./dialogs.js"));
 
 /** @param {string} id @returns {import("./menu.js").MenuItem[]} */
@@ -113,10 +106,15 @@ async function showKeys() {
   (await import("./dialogs.js")).showKeys();
 }
 
+function signOut() {
+  tabs?.postMessage({ isSignedOut: true });
+  signIn.signOut();
+}
+
 async function showSettings() {
   const { askSettings } = await import("./dialogs.js");
   const { theme, language } = preferences;
-  const chosen = await askSettings({ theme, language, isSignedIn: preferences.key !== null, importFile, showKeys, signOut: () => signIn.signOut() });
+  const chosen = await askSettings({ theme, language, isSignedIn: preferences.key !== null, importFile, showKeys, signOut });
   if (!chosen) return;
   document.documentElement.dataset.theme = preferences.theme = chosen.theme;
   preferences.language = chosen.language;
@@ -151,6 +149,7 @@ const view = new View(document, state, {
     canRewrite: (message) => chat.canRewrite(message),
     regenerate: (message) => chat.regenerate(message),
     rewrite: (message, text) => chat.rewrite(message, text),
+    keepTyped: (text) => chat.typeMore(text),
     versions: (message) => chat.versions(message),
     showVersion: (message, step) => chat.showVersion(message, step),
     figures: ({ timing }) => figuresOf(timing),
@@ -172,11 +171,12 @@ function lookedAt() {
   if (state.connection.status === "open") conversations.refresh();
 }
 
-window.addEventListener("online", () => client.wake());
+for (const change of ["online", "offline"]) window.addEventListener(change, () => client.wake());
+document.addEventListener("resume", () => client.wake()); // a tab that the browser had put to sleep
 window.addEventListener("pagehide", () => conversations.finishDeletions());
 window.addEventListener("pageshow", (event) => event.persisted && client.wake());
 document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && lookedAt());
-tabs?.addEventListener("message", () => conversations.refresh());
+tabs?.addEventListener("message", ({ data }) => (data.isSignedOut ? signIn.heardSignOut() : conversations.heard(data)));
 
 chat.open(conversationInAddress());
 view.start();
@@ -190,4 +190,9 @@ async function loadMarkdown() {
   document.documentElement.dataset.markdown = "ready";
 }
 
-requestAnimationFrame(() => setTimeout(() => loadMarkdown().catch(() => (document.documentElement.dataset.markdown = "missing"))));
+function tryMarkdown() {
+  loadMarkdown().catch(() => (document.documentElement.dataset.markdown = "missing"));
+}
+
+requestAnimationFrame(() => setTimeout(tryMarkdown));
+client.onConnection(({ status }) => status === "open" && document.documentElement.dataset.markdown === "missing" && tryMarkdown()); // the line may have been gone

@@ -32,6 +32,7 @@ const ALLOWED = {
     "ol", "p", "pre", "s", "span", "strong", "sub", "sup", "table", "tbody", "td", "th", "thead", "tr", "u", "ul",
   ],
   ALLOWED_ATTR: ["align", "alt", "class", "href", "src", "start", "title"],
+  ADD_URI_SAFE_ATTR: ["align", "start"], // no addresses: without this they would have to look like ones
   ALLOWED_URI_REGEXP: new RegExp(`${LINKS.source}|${INLINE_IMAGES.source}`, "i"),
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
@@ -266,7 +267,7 @@ const RENDERER = {
   },
   /** @param {Token} token */
   checkbox({ checked }) {
-    return checked ? "☑ " : "☐ ";
+    return `<span class="task">${checked ? "☑" : "☐"}</span> `;
   },
 };
 

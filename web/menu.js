@@ -8,6 +8,17 @@ import { element } from "./dom.js";
  */
 
 const GAP_PX = 6;
+/** Menus that are open, by their buttons. @type {WeakMap<HTMLElement, HTMLElement>} */
+const menus = new WeakMap();
+
+/** Shows other items in a button's menu, where it is open; the focus stays. @param {HTMLElement} button @param {MenuItem[]} items */
+export function updateMenu(button, items) {
+  const menu = menus.get(button);
+  if (!menu) return;
+  const focused = [...menu.children].indexOf(/** @type {Element} */ (document.activeElement));
+  menu.replaceChildren(...items.map((item) => entry(button, item)));
+  if (focused >= 0) /** @type {HTMLElement} */ (menu.children[Math.min(focused, items.length - 1)]).focus();
+}
 
 /**
  * Opens a menu, or closes it where it is open.
@@ -16,40 +27,43 @@ const GAP_PX = 6;
  * @param {string} label what the menu is for
  */
 export function toggleMenu(button, items, label) {
-  if (button.getAttribute("aria-expanded") === "true") return close();
+  if (button.getAttribute("aria-expanded") === "true") return close(button);
   const menu = element("div", { class: "menu", role: "menu", "aria-label": label, popover: "auto" });
-  menu.append(...items.map((item) => entry(item)));
+  menu.append(...items.map((item) => entry(button, item)));
   menu.addEventListener("keydown", (event) => move(menu, event));
   menu.addEventListener("toggle", (event) => {
     if (/** @type {ToggleEvent} */ (event).newState === "open") return;
     button.setAttribute("aria-expanded", "false");
+    if (menus.get(button) === menu) menus.delete(button);
     menu.remove();
   });
   button.setAttribute("aria-haspopup", "menu");
   button.setAttribute("aria-expanded", "true");
   document.body.append(menu);
+  menus.set(button, menu);
   menu.showPopover();
   place(menu, button);
   const current = items.findIndex(({ checked }) => checked);
   /** @type {HTMLElement} */ (menu.children[Math.max(0, current)]).focus();
+}
 
-  /** @param {MenuItem} item */
-  function entry({ label, detail, state, checked, danger, action }) {
-    const role = checked === undefined ? "menuitem" : "menuitemradio";
-    const made = element("button", { type: "button", role, tabindex: "-1", ...(danger && { class: "danger" }), ...(state && { "data-state": state }) }, element("span", {}, label));
-    if (checked !== undefined) made.setAttribute("aria-checked", String(checked));
-    if (detail) made.append(element("small", {}, detail));
-    made.addEventListener("click", () => {
-      close();
-      action();
-    });
-    return made;
-  }
+/** @param {HTMLElement} button @param {MenuItem} item */
+function entry(button, { label, detail, state, checked, danger, action }) {
+  const role = checked === undefined ? "menuitem" : "menuitemradio";
+  const made = element("button", { type: "button", role, tabindex: "-1", ...(danger && { class: "danger" }), ...(state && { "data-state": state }) }, element("span", {}, label));
+  if (checked !== undefined) made.setAttribute("aria-checked", String(checked));
+  if (detail) made.append(element("small", {}, detail));
+  made.addEventListener("click", () => {
+    close(button);
+    action();
+  });
+  return made;
+}
 
-  function close() {
-    for (const open of document.querySelectorAll(".menu")) /** @type {HTMLElement} */ (open).hidePopover();
-    button.focus();
-  }
+/** @param {HTMLElement} button */
+function close(button) {
+  menus.get(button)?.hidePopover();
+  button.focus();
 }
 
 /** Below the button, or above where there is no room; never off the screen. @param {HTMLElement} menu @param {HTMLElement} button */

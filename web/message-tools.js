@@ -12,6 +12,7 @@ import { t } from "./words.js";
  * @property {(message: Message) => boolean} canRewrite whether its turn can be said or answered anew
  * @property {(message: Message) => void} regenerate
  * @property {(message: Message, text: string) => void} rewrite
+ * @property {(text: string) => void} keepTyped what was typed into a message that is gone
  * @property {(message: Message) => { index: number, count: number } | null} versions null: there is only this one
  * @property {(message: Message, step: -1 | 1) => void} showVersion
  * @property {(message: Message) => string | null} figures
@@ -33,7 +34,7 @@ export class MessageTools {
   #place = element("span");
   #earlier;
   #later;
-  /** @type {HTMLFormElement | null} */ #form = null;
+  /** @type {{ root: HTMLFormElement, field: HTMLTextAreaElement } | null} */ #form = null;
 
   /** @param {Message} message @param {HTMLElement} holder its text @param {MessageActions} actions */
   constructor(message, holder, actions) {
@@ -57,7 +58,7 @@ export class MessageTools {
     const isOver = ENDED.has(status);
     const canRewrite = isOver && this.#actions.canRewrite(this.#message);
     const versions = this.#actions.versions(this.#message);
-    this.root.hidden = !isOver;
+    this.root.hidden = !isOver || this.#form !== null;
     this.#copy.hidden = this.#message.text === "";
     this.#edit.hidden = role !== "user" || !canRewrite;
     this.#again.hidden = role !== "assistant" || !canRewrite;
@@ -71,11 +72,16 @@ export class MessageTools {
     this.#later.disabled = index === count - 1 || !canRewrite;
   }
 
-  /** Puts a text field in the message's place. */
-  edit() {
+  /** What stands in the text field in the message's place; null without one. */
+  get typed() {
+    return this.#form?.field.value ?? null;
+  }
+
+  /** Puts a text field in the message's place. @param {string} [typed] what stands in it; none: what the message says */
+  edit(typed = parse(this.#message.text).text) {
     if (this.#form || this.#edit.hidden) return;
     const field = element("textarea", { rows: "1", "aria-label": t("editMessage") });
-    field.value = parse(this.#message.text).text;
+    field.value = typed;
     const cancel = element("button", { type: "button", class: "quiet" }, t("cancel"));
     const form = element("form", { class: "edit" }, field, element("div", {}, cancel, element("button", { class: "solid" }, t("send"))));
     cancel.addEventListener("click", () => this.#close());
@@ -92,7 +98,7 @@ export class MessageTools {
       event.preventDefault();
       this.#submit(field.value);
     });
-    this.#form = form;
+    this.#form = { root: form, field };
     this.#holder.hidden = this.root.hidden = true;
     this.#holder.after(form);
     field.focus();
@@ -106,7 +112,7 @@ export class MessageTools {
   }
 
   #close() {
-    this.#form?.remove();
+    this.#form?.root.remove();
     this.#form = null;
     this.#holder.hidden = false;
     this.update();

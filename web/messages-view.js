@@ -24,6 +24,8 @@ import { t } from "./words.js";
 
 /** A reader this near to the end wants to follow it. */
 const FOLLOW_PX = 80;
+/** How long a message that was searched for is pointed at. */
+const FOUND_MS = 2_500;
 const UNFINISHED = new Set(["sending", "waiting", "streaming"]);
 
 export class MessagesView {
@@ -59,12 +61,19 @@ export class MessagesView {
   /** @param {HTMLElement} root @returns {Body} */
   #makeBody = (root) => new PlainBody(root);
 
-  /** @param {Message[]} messages */
+  /** All of them, another conversation's perhaps. A message that is being edited still is, if it is still there. @param {Message[]} messages */
   replace(messages) {
+    const edits = new Map([...this.#shown].flatMap(([{ role, responseId }, { tools }]) => (tools.typed === null ? [] : [[`${role} ${responseId}`, tools.typed]])));
     this.#shown.clear();
     this.#growing.clear();
     this.#list.replaceChildren();
     for (const message of messages) this.add(message);
+    for (const [{ role, responseId }, { tools }] of this.#shown) {
+      const typed = edits.get(`${role} ${responseId}`);
+      if (typed === undefined) continue;
+      tools.edit(typed);
+      if (tools.typed === null) this.#actions.keepTyped(typed); // not while an answer is being made
+    }
     this.follow();
   }
 
@@ -88,8 +97,11 @@ export class MessagesView {
 
   /** @param {Message} message */
   remove(message) {
-    this.#shown.get(message)?.root.remove();
+    const shown = this.#shown.get(message);
+    const typed = shown?.tools.typed;
+    shown?.root.remove();
     this.#shown.delete(message);
+    if (typed) this.#actions.keepTyped(typed); // another tab or device has changed what was being edited
   }
 
   /** @param {Message} message @param {string} delta */
@@ -138,6 +150,18 @@ export class MessagesView {
   /** Begins to edit what the user said, where that is possible. @param {Message} message */
   edit(message) {
     this.#shown.get(message)?.tools.edit();
+  }
+
+  /** Goes to the newest message that has all of these. @param {string[]} words in small letters */
+  seek(words) {
+    const has = (/** @type {Message} */ { text }) => words.every((word) => text.toLowerCase().includes(word));
+    const found = [...this.#shown].findLast(([message]) => has(message));
+    if (!found) return;
+    this.#following = false;
+    const { root } = found[1];
+    root.scrollIntoView({ block: "center" });
+    root.classList.add("found");
+    setTimeout(() => root.classList.remove("found"), FOUND_MS);
   }
 
   /** Goes to the end and stays there. */

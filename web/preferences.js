@@ -1,6 +1,7 @@
 // @ts-check
 /** What the reader chose for this browser: theme, language, and the key, for as long as they want it kept. */
 
+/** @typedef {import("./storage.js").KeptStorage} KeptStorage */
 /** @typedef {"system" | "light" | "dark"} Theme */
 /** @typedef {"system" | "en" | "zh"} Language */
 
@@ -10,7 +11,7 @@ export class Preferences {
   #lasting;
   #session;
 
-  /** @param {Storage} lasting for all tabs, for good @param {Storage} session for this tab */
+  /** @param {KeptStorage} lasting for all tabs, for good @param {KeptStorage} session for this tab */
   constructor(lasting, session) {
     this.#lasting = lasting;
     this.#session = session;
@@ -48,6 +49,11 @@ export class Preferences {
     return this.#session.getItem(`${PREFIX}key`) ?? this.#lasting.getItem(`${PREFIX}key`);
   }
 
+  /** Whether the key is this tab's alone. */
+  get hasOwnKey() {
+    return this.#session.getItem(`${PREFIX}key`) !== null;
+  }
+
   /** @param {string} key @param {boolean} stays also when the tab is closed */
   keep(key, stays) {
     this.forget();
@@ -63,7 +69,7 @@ export class Preferences {
   signOut() {
     this.forget();
     for (const storage of [this.#lasting, this.#session]) {
-      for (const name of Object.keys(storage)) if (name.startsWith(`${PREFIX}draft.`) || name === `${PREFIX}deleting`) storage.removeItem(name);
+      for (const name of storage.names()) if (name.startsWith(`${PREFIX}draft.`) || name === `${PREFIX}deleting`) storage.removeItem(name);
     }
   }
 }

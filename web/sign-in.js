@@ -61,4 +61,9 @@ export class SignIn {
     this.#preferences.signOut();
     location.replace(location.pathname); // nothing of the account stays in memory
   }
+
+  /** Another tab has signed out; this one goes along unless it has a key of its own. */
+  heardSignOut() {
+    if (!this.#preferences.hasOwnKey) this.signOut();
+  }
 }

@@ -3,6 +3,7 @@
  * What the page knows, apart from how it is shown. Everything changes through ChatState's methods; each tells its
  * listeners what changed, so that the view touches only that. No DOM, no socket.
  */
+import { Search } from "./search.js";
 import { t } from "./words.js";
 
 /** @typedef {import("./client.js").Connection} Connection */
@@ -69,6 +70,11 @@ export function titleOf(conversation) {
   return conversation?.metadata?.title || conversation?.title || t("untitled");
 }
 
+/** @param {Conversation} a @param {Conversation} b */
+function newestFirst(a, b) {
+  return (b.updated_at ?? b.created_at) - (a.updated_at ?? a.created_at);
+}
+
 /**
  * @param {Message["role"]} role
  * @param {string} text
@@ -119,8 +125,8 @@ export class ChatState {
   /** Newest first. @type {Conversation[]} */ conversations = [];
   listStatus = /** @type {"loading" | "ready" | "failed"} */ ("loading");
   hasMore = false;
-  /** What titles are searched for; empty: all are shown. */
-  search = "";
+  search = new Search();
+  /** Conversations that came by pages of the list: only these tell how far it was read. @type {Set<string>} */ #paged = new Set();
   /** Not shown: their deletion can still be taken back. @type {Set<string>} */ #hidden = new Set();
   /** @type {Model[]} */ models = [];
   /** @type {Toast | null} */ toast = null;
@@ -161,16 +167,29 @@ export class ChatState {
 
   /** @param {Conversation[]} page @param {boolean} hasMore */
   addConversations(page, hasMore) {
-    for (const conversation of page) this.#put(conversation);
+    for (const conversation of page) {
+      this.#put(conversation);
+      this.#paged.add(conversation.id);
+    }
     this.hasMore = hasMore;
     this.listStatus = "ready";
     this.#sort();
   }
 
-  /** The first page, read again: whatever is missing from a complete list was deleted elsewhere. @param {Conversation[]} page @param {boolean} hasMore */
+  /**
+   * The first page, read again: whatever is missing from a complete list was deleted elsewhere.
+   * @param {Conversation[]} page @param {boolean} hasMore
+   */
   replaceConversations(page, hasMore) {
     if (!hasMore) this.conversations = [];
-    this.addConversations(page, hasMore);
+    // Pages behind the first one that were read already are still there.
+    const goesOn = hasMore && (this.hasMore || this.#paged.size === 0);
+    this.addConversations(page, goesOn);
+  }
+
+  /** Where the next page of the list begins: after the oldest one that came by a page. */
+  get lastListed() {
+    return this.conversations.findLast(({ id }) => this.#paged.has(id))?.id;
   }
 
   /** @param {Conversation} conversation */
@@ -179,22 +198,35 @@ export class ChatState {
     this.#sort();
   }
 
-  /** @param {string} id moves it to the top @param {number} now Unix seconds */
-  touchConversation(id, now) {
-    const known = this.conversations.find((conversation) => conversation.id === id);
-    if (known) this.putConversation({ ...known, updated_at: now });
+  /** Moves one to the top, by the server's times: this machine's clock may be wrong. @param {string} id */
+  touchConversation(id) {
+    const known = this.conversation(id);
+    const newest = this.conversations[0];
+    if (known) this.putConversation({ ...known, updated_at: newest.updated_at ?? newest.created_at });
   }
 
   /** @param {string} id */
   removeConversation(id) {
     this.conversations = this.conversations.filter((conversation) => conversation.id !== id);
+    this.search.forget(id);
     this.#threads.delete(id);
     this.#tell({ kind: "list" });
   }
 
-  /** @param {string} search */
-  setSearch(search) {
-    this.search = search.trim().toLocaleLowerCase();
+  /** @param {string} text empty: all conversations are shown */
+  setSearch(text) {
+    this.search.begin(text);
+    this.#tell({ kind: "list" });
+  }
+
+  /** @param {import("./search.js").Found[]} rows @param {boolean} hasMore whether the search goes on */
+  addFound(rows, hasMore) {
+    this.search.add(rows, hasMore);
+    this.#tell({ kind: "list" });
+  }
+
+  searchFailed() {
+    this.search.fail();
     this.#tell({ kind: "list" });
   }
 
@@ -207,8 +239,10 @@ export class ChatState {
 
   /** The conversations to show. */
   get listed() {
-    const fits = (/** @type {Conversation} */ conversation) => this.search === "" || titleOf(conversation).toLocaleLowerCase().includes(this.search);
-    return this.conversations.filter((conversation) => !this.#hidden.has(conversation.id) && fits(conversation));
+    const { search } = this;
+    const fitting = search.text === "" ? this.conversations : this.conversations.filter((conversation) => search.fits(conversation.id, titleOf(conversation)));
+    const others = search.found.filter(({ id }) => !this.conversation(id));
+    return [...fitting, ...others].filter(({ id }) => !this.#hidden.has(id)).sort(newestFirst);
   }
 
   listFailed() {
@@ -237,8 +271,7 @@ export class ChatState {
   }
 
   #sort() {
-    const age = (/** @type {Conversation} */ conversation) => conversation.updated_at ?? conversation.created_at;
-    this.conversations.sort((a, b) => age(b) - age(a));
+    this.conversations.sort(newestFirst);
     this.#tell({ kind: "list" });
   }
 

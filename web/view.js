@@ -35,6 +35,7 @@ export class View {
   #toast;
   #ids;
   /** @type {ReturnType<typeof setTimeout> | undefined} */ #bannerTimer;
+  /** Words that the conversation on screen was found by, until its messages are there. @type {string[]} */ #sought = [];
   /** The sidebar is a drawer there (style.css has the same width). */
   #narrow = matchMedia("(max-width: 820px)");
 
@@ -93,6 +94,7 @@ export class View {
   /** @param {string | null} id @param {Actions} actions */
   #open(id, actions) {
     this.#drawer(false);
+    this.#sought = id === null ? [] : this.#state.search.words;
     actions.open(id);
     this.#composer.focus();
   }
@@ -152,7 +154,7 @@ export class View {
   /** @param {Change} change */
   #changed(change) {
     if (change.kind === "connection") return this.#renderConnection();
-    if (change.kind === "models") return this.#header.render();
+    if (change.kind === "models") return this.#header.renderModels();
     if (change.kind === "toast") return this.#toast.render();
     if (change.kind === "list") return this.#renderList();
     if (change.kind === "current") return this.#renderCurrent();
@@ -176,7 +178,7 @@ export class View {
         this.#messages.remove(change.message);
         return this.#renderThread();
       case "messages":
-        this.#messages.replace(change.thread.messages);
+        this.#replaceMessages();
         return this.#renderThread();
       case "draft":
         return this.#composer.render();
@@ -185,8 +187,16 @@ export class View {
     }
   }
 
+  /** All messages; at the one that was searched for, else at the end. */
+  #replaceMessages() {
+    const { messages } = this.#state.current;
+    this.#messages.replace(messages);
+    if (this.#sought.length > 0 && messages.length > 0) this.#messages.seek(this.#sought);
+    if (messages.length > 0) this.#sought = [];
+  }
+
   #renderCurrent() {
-    this.#messages.replace(this.#state.current.messages);
+    this.#replaceMessages();
     this.#composer.render();
     this.#renderThread();
     this.#list.render();

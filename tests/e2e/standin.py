@@ -21,6 +21,7 @@ from websockets.http11 import Request, Response
 from server.gateway.page import Page, security_headers
 
 SNAPSHOT_ITEMS = 100
+SEARCH_STEP = 50  # conversations that one command looks through
 SCRIPTS = ("!queue", "!refuse", "!cut", "!final", "!fail", "!silent", "!reason")
 
 
@@ -178,9 +179,28 @@ class StandIn:
             "has_more": len(newest) > start + limit,
         }
 
+    async def _conversation_search(self, _, command: dict) -> dict:
+        newest = sorted(self.conversations.values(), key=lambda conversation: -conversation["updated_at"])
+        start = next((i + 1 for i, c in enumerate(newest) if c["id"] == command.get("after")), 0)
+        looked = newest[start : start + SEARCH_STEP]
+        found = []
+        for conversation in looked:
+            said = [(item["id"], item["content"][0]["text"]) for item in self.items[conversation["id"]]]
+            for item_id, text in [*reversed(said), (None, conversation["metadata"].get("title", ""))]:
+                if all(word in text.lower() for word in command["query"].split()):
+                    found.append({"conversation": conversation, "item_id": item_id, "excerpt": text[:160]})
+                    break
+        return {
+            "type": "conversation.searched",
+            "data": found,
+            "last_id": looked[-1]["id"] if looked else None,
+            "has_more": len(newest) > start + SEARCH_STEP,
+        }
+
     async def _conversation_delete(self, _, command: dict) -> dict:
         conversation = {"id": command["conversation"], "object": "conversation.deleted", "deleted": True}
-        del self.conversations[command["conversation"]]
+        if self.conversations.pop(command["conversation"], None) is None:
+            return error(404, "conversation_not_found", "There is no such conversation.")
         await self._tell(command["conversation"], {"type": "conversation.deleted", "conversation": conversation})
         return {"type": "conversation.deleted", "conversation": conversation}
 

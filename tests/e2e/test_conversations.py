@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import BrowserContext, expect
 
 from tests.e2e.browser import ChatPage
-from tests.e2e.standin import StandIn
+from tests.e2e.standin import StandIn, message
 from tests.support.server import ServerProcess
 
 Open = Callable[[str], ChatPage]
@@ -42,24 +42,52 @@ def test_a_title_is_made_from_the_first_turn_and_can_be_changed(
     expect(chat.page.locator("#title")).to_have_text("Rayleigh")
 
 
-def test_titles_are_searched_also_those_that_are_not_listed_yet(stand_in: StandIn, open_page: Open):
-    for number in range(80):
-        title = f"Topic {number}"
-        stand_in.conversations[f"conv_{number}"] = {
-            "id": f"conv_{number}", "created_at": number, "updated_at": number, "metadata": {"title": title}
+def test_five_hundred_conversations_are_listed_by_pages_and_searched_to_the_last(stand_in: StandIn, open_page: Open):
+    """Opening an old one by its address does not make a gap in the list."""
+    for number in range(500):
+        name = f"conv_{number}"
+        stand_in.conversations[name] = {
+            "id": name, "created_at": number, "updated_at": number, "metadata": {"title": f"Topic {number}"}
         }  # fmt: skip
-        stand_in.items[f"conv_{number}"] = []
-    chat = open_page(stand_in.url)
-    expect(chat.listed).to_have_count(30)
+        stand_in.items[name] = [
+            message(f"msg_{number}", "user", f"Said {number} times: <b>Hello</b>", f"resp_{number}")
+        ]
+    chat = open_page(f"{stand_in.url}#conv_3")
+    expect(chat.questions).to_have_text("Said 3 times: <b>Hello</b>")
+    expect(chat.listed).to_have_count(31)
+    chat.page.get_by_role("button", name="Show more").click()
+    expect(chat.listed.nth(59)).to_have_text("Topic 440")
+    expect(chat.listed).to_have_count(61)
     chat.page.keyboard.press("Control+k")
-    chat.page.keyboard.type("topic 7")
+    chat.page.keyboard.type("topic 47")
     expect(chat.listed).to_have_count(11)
     chat.page.keyboard.type("7")
-    expect(chat.listed).to_have_text(["Topic 77"])
+    expect(chat.listed).to_have_text(["Topic 477"])
     chat.page.keyboard.type("x")
-    expect(chat.page.locator("#list-note")).to_have_text("No title has that.")
+    expect(chat.page.locator("#list-note")).to_have_text("Nothing found.")
+    chat.page.get_by_role("searchbox").fill("times: <B> 77 ")
+    expect(chat.listed).to_have_text(
+        [f"Topic {number}Said {number} times: <b>Hello</b>" for number in (477, 377, 277, 177, 77)]
+    )
+    expect(chat.listed.last.locator("mark")).to_have_text(["77", "times:", "<b>"])
     chat.page.keyboard.press("Escape")
-    expect(chat.listed).to_have_count(80)
+    expect(chat.listed).to_have_count(61)
+
+
+def test_what_was_said_is_found_and_shown(chat: ChatPage):
+    """The conversation opens at the message, not at its end."""
+    said = "Where is the old lighthouse? " + "It is by the sea.\n" * 60
+    chat.ask("A chat about the coast")
+    chat.ask(said)
+    chat.ask("Something else.\n" * 60)
+    chat.new()
+    chat.page.get_by_role("searchbox").fill("LIGHTHOUSE where")
+    expect(chat.listed).to_have_count(1)
+    expect(chat.listed).to_contain_text("Where is the old lighthouse?")
+    expect(chat.listed.locator("mark")).to_have_text(["Where", "lighthouse"])
+    chat.listed.click()
+    expect(chat.answers.nth(1)).to_be_in_viewport()
+    expect(chat.answers.last).not_to_be_in_viewport()
 
 
 def test_a_deletion_can_be_taken_back_until_it_is_done(chat: ChatPage):
@@ -77,6 +105,79 @@ def test_a_deletion_can_be_taken_back_until_it_is_done(chat: ChatPage):
     chat.page.goto(address)
     expect(chat.page.locator("#notice")).to_be_visible()
     expect(chat.listed.filter(has_text="to be deleted")).to_have_count(0)
+
+
+def test_a_deletion_is_seen_in_all_tabs_and_done_when_it_can_no_longer_be_taken_back(
+    fast_server: ServerProcess, context: BrowserContext, open_page: Open
+):
+    """Unless somebody goes on with the conversation meanwhile: nothing that was typed is lost."""
+    context.clock.install()
+    one, two = open_page(fast_server.url), open_page(fast_server.url)
+    for title in ("first of two", "second of two"):
+        one.new()
+        one.ask(title)
+    both = two.listed.filter(has_text="of two")
+    expect(both).to_have_count(2)
+    for title in ("first of two", "second of two"):
+        one.choose(title, "Delete")
+    expect(both).to_have_count(0)
+    expect(one.page.locator("#toast")).to_contain_text("2 conversations were deleted.")
+    one.page.get_by_role("button", name="Undo").click()
+    expect(both).to_have_count(2)
+    # Somebody goes on with one; the other tab deletes the other one, too.
+    two.reopen("first of two")
+    one.page.wait_for_timeout(1_100)  # the server tells times in seconds
+    for title in ("first of two", "second of two"):
+        one.choose(title, "Delete")
+    two.ask("said meanwhile")
+    one.page.clock.fast_forward(9_000)
+    expect(one.page.locator("#toast")).to_have_text("“first of two” is kept: it was gone on with elsewhere.")
+    for tab in (one, two):
+        expect(tab.listed.filter(has_text="of two")).to_have_text("first of two")
+    two.page.reload()
+    expect(two.questions).to_have_count(2)
+    expect(both).to_have_text("first of two")
+
+
+def test_two_tabs_delete_the_same_conversation(stand_in: StandIn, context: BrowserContext, open_page: Open):
+    context.clock.install()
+    one, two = open_page(stand_in.url), open_page(stand_in.url)
+    one.ask("unwanted")
+    expect(two.listed).to_have_text("unwanted")
+    two.page.get_by_role("button", name="More for “unwanted”").click()  # opened before the other tab deletes
+    one.choose("unwanted", "Delete")
+    two.page.get_by_role("menuitem", name="Delete").click()
+    for tab in (one, two):
+        tab.page.clock.fast_forward(9_000)
+        expect(tab.listed).to_have_count(0)
+        expect(tab.page.locator("#toast")).to_be_hidden()
+    expect(one.page.locator("#list-note")).to_have_text("Nothing here yet.")
+    assert stand_in.conversations == {}
+
+
+def test_a_file_that_somebody_else_wrote_is_inert(chat: ChatPage, context: BrowserContext, tmp_path: Path):
+    """Title, texts and names in an imported conversation; and the name of an attached file."""
+    hostile = "<img src=x onerror=window.hit=1>"
+    messages: list[dict] = [{"role": "user", "content": f"File: {hostile}\n````\n{hostile}\n````\n\n{hostile}"}]
+    messages.append({"role": "assistant", "content": [{"text": f"[x](javascript:window.hit=1) {hostile}"}, None, 5]})
+    file = tmp_path / f"{hostile.replace('/', '')}.json"
+    file.write_text(
+        json.dumps({"metadata": {"title": hostile, "root": "resp_x", "__proto__": 1}, "messages": messages})
+    )
+    chat.page.get_by_role("button", name="Settings").click()
+    with chat.page.expect_file_chooser() as chooser:
+        chat.page.get_by_role("button", name="Import a conversation").click()
+    chooser.value.set_files(file)
+    expect(chat.page.locator("#title")).to_have_text(hostile)
+    expect(chat.questions).to_have_text(hostile)
+    expect(chat.answer).to_contain_text(hostile)
+    chat.page.locator("#file").set_input_files(file)
+    expect(chat.page.locator("#files")).to_contain_text(file.name)
+    chat.ask("What is it?")
+    chat.page.get_by_role("searchbox").fill("[x](javascript")
+    expect(chat.listed.first.locator("mark")).to_have_text("[x](javascript")
+    assert chat.page.locator("img").count() == 0
+    assert chat.page.evaluate("window.hit") is None
 
 
 def test_a_conversation_goes_out_as_files_and_comes_in_again(chat: ChatPage, tmp_path: Path):

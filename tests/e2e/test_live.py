@@ -3,16 +3,18 @@
 import json
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import BrowserContext, expect
 
 from tests.e2e.browser import ChatPage
 from tests.e2e.conftest import valkey
 from tests.e2e.programs import program
+from tests.e2e.proxied import network
 from tests.support.server import ServerProcess
 
 Open = Callable[[str], ChatPage]
@@ -238,6 +240,40 @@ def test_nothing_of_one_conversation_shows_in_another(server: ServerProcess, ope
     one.reopen("here")
     expect_growing(one, "noise", 50, 55)
     expect_whole(one, noise, 2)
+
+
+def test_offline_for_ten_seconds_in_the_middle_of_an_answer(
+    server: ServerProcess, context: BrowserContext, open_page: Open
+):
+    """Nothing tells the page that its packets are lost. It is typed and sent meanwhile; each is answered once."""
+    with network(server) as line:
+        chat = open_page(line.url)
+        said = words("long", 420)
+        chat.send(said)
+        chat.wait_for_text("long9 ")
+        line.stall()
+        context.set_offline(True)
+        since = time.monotonic()
+        chat.input.fill("typed on the train")
+        first = chat.page.url
+        chat.new()
+        chat.send("sent on the train")
+        expect(chat.questions).to_have_text("sent on the train")
+        expect(chat.banner).to_contain_text("You are offline. What you type is kept.", timeout=9_000)
+        chat.page.wait_for_timeout(max(0, 10 - (time.monotonic() - since)) * 1000)
+        line.resume()
+        context.set_offline(False)
+        expect_whole(chat, "sent on the train", 1)
+        expect(chat.banner).to_be_hidden()
+        chat.listed.filter(has_text="long0").click()
+        expect(chat.input).to_have_value("typed on the train")
+        assert chat.page.url == first
+        expect_whole(chat, said, 1)
+        chat.page.reload()
+        expect_whole(chat, said, 1)
+        assert chat.ask("typed on the train") == "typed on the train"
+        expect(chat.listed.filter(has_text="on the train")).to_have_count(1)
+        chat.problems.clear()  # the browser itself reports what it could not reach
 
 
 def test_a_turn_elsewhere_during_a_lost_connection_is_there_afterwards(tmp_path: Path, open_page: Open):

@@ -15,8 +15,8 @@ EVERYTHING = r"""# Heading
 A *soft* and a **strong** word, `inline <b>code</b>`, ~~gone~~, x<sub>2</sub> and a [link](https://example.com/a_b?c=1).
 A second line.
 
-1. one
-2. two
+3. one
+4. two
    - nested
 
 - [x] done
@@ -66,10 +66,12 @@ def test_everything_that_models_write(chat: ChatPage, context: BrowserContext):
     expect(body.locator("h1")).to_have_text("Heading")
     expect(body.locator("strong")).to_have_text("strong")
     expect(body.locator("sub")).to_have_text("2")
+    expect(body.locator("ol")).to_have_attribute("start", "3")
     expect(body.locator("ol li ul li")).to_have_text("nested")
     expect(body.get_by_text("☑ done")).to_be_visible()
     expect(body.locator("blockquote")).to_contain_text("quoted")
     expect(body.locator("td").last).to_have_text("250")
+    expect(body.locator("td").last).to_have_css("text-align", "end")
     expect(body.locator("p > code")).to_have_text("inline <b>code</b>")
     link = body.get_by_role("link", name="link", exact=True)
     expect(link).to_have_attribute("href", "https://example.com/a_b?c=1")

@@ -1,14 +1,18 @@
 """The page under faults that the real server shows seldom, played by the stand-in."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from playwright.sync_api import expect
+import pytest
+from playwright.sync_api import BrowserContext, expect
 
 from tests.e2e.browser import ChatPage
 from tests.e2e.standin import StandIn
 
 Open = Callable[[str], ChatPage]
+FORBIDDEN = """for (const kind of ["localStorage", "sessionStorage"]) Object.defineProperty(window, kind, {
+  get() { throw new DOMException("forbidden", "SecurityError"); } })"""
 
 
 def kinds(stand_in: StandIn, kind: str) -> list[dict]:
@@ -190,6 +194,53 @@ def test_thoughts_that_the_server_tells_apart_are_folded(stand_in: StandIn, open
         expect(chat.answers.last.locator(".thoughts")).to_have_text("Let me see. It is a test.")
         chat.page.reload()
         chat.expect_status("completed")
+
+
+def test_a_tab_that_the_browser_put_to_sleep_catches_up(stand_in: StandIn, context: BrowserContext, open_page: Open):
+    """Its socket was closed meanwhile, as phones and proxies do, and it heard nothing of that."""
+    chat = open_page(stand_in.url)
+    stand_in.word_seconds = 0.03
+    words = " ".join(f"word{number}" for number in range(50))
+    chat.send(words)
+    chat.wait_for_text("word3 ")
+    devtools = context.new_cdp_session(chat.page)
+    devtools.send("Page.setWebLifecycleState", {"state": "frozen"})
+    stand_in.cut_all(1000)
+    while any(not run.over for run in stand_in.runs.values()):
+        time.sleep(0.02)
+    devtools.send("Page.setWebLifecycleState", {"state": "active"})
+    chat.expect_status("completed")
+    assert chat.answer.text_content() == words
+    expect(chat.answers).to_have_count(1)
+    quiet(chat)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "Storage.prototype.setItem = () => { throw new DOMException('full', 'QuotaExceededError'); }",
+        FORBIDDEN,
+    ],
+    ids=["full", "forbidden"],
+)
+def test_without_storage_the_page_works_and_nothing_typed_is_lost(
+    stand_in: StandIn, context: BrowserContext, open_page: Open, script: str
+):
+    context.add_init_script(script)
+    chat = open_page(stand_in.url)
+    chat.ask("hello")
+    chat.input.fill("typed here")
+    chat.new()
+    chat.send("!refuse this")
+    expect(chat.input).to_have_value("!refuse this")
+    chat.reopen("hello")
+    expect(chat.input).to_have_value("typed here")
+    chat.input.press("Enter")
+    chat.expect_status("completed")
+    chat.page.get_by_role("button", name="Settings").click()
+    chat.page.get_by_label("Appearance").select_option("dark")
+    chat.page.get_by_role("button", name="Save").click()
+    expect(chat.page.locator("html")).to_have_attribute("data-theme", "dark")
 
 
 def test_a_long_history_is_read_page_by_page(stand_in: StandIn, open_page: Open):

@@ -78,11 +78,20 @@ def test_a_key_is_asked_for_checked_and_forgotten(open_keyed: Callable[..., Chat
     sign_in(other, token("ann"), stays=True)
     expect(other.listed).to_have_text(["typed before"])
     assert token("ann").split(".", maxsplit=1)[0] not in other.page.url
-    # Signing out forgets the key, and nothing of the account is left on screen.
+    # Signing out in the middle of an answer forgets the key, and nothing of the account is left on screen, in any tab
+    # that had that key; one that has its own stays.
+    third = open_keyed()
+    expect(third.listed).to_have_text(["typed before"])
+    other.send("word " * 400)
+    other.wait_for_text("word word")
     other.page.get_by_role("button", name="Settings").click()
     other.page.get_by_role("button", name="Sign out").click()
-    expect(other.page.get_by_role("dialog")).to_be_visible()
-    expect(other.listed).to_have_count(0)
+    for tab in (other, third):
+        expect(tab.page.get_by_role("dialog")).to_be_visible()
+        expect(tab.listed).to_have_count(0)
+        expect(tab.answers).to_have_count(0)
+    chat.page.reload()
+    chat.expect_status("completed")
     assert other.page.evaluate("Object.keys(localStorage).filter(name => name.includes('key'))") == []
     # Somebody else sees their own conversations only.
     sign_in(other, token("bob"))

@@ -80,7 +80,10 @@ def test_nothing_keeps_anybody_out_and_nothing_is_wider_than_the_screen(
         if touch:
             page.get_by_role("button", name="Show conversations").click()
             expect(chat.listed.first).to_be_in_viewport()
+            page.get_by_role("searchbox").fill("fits")
+            expect(chat.listed.locator("mark").first).to_be_visible()
             assert serious_faults(page) == []
+            page.get_by_role("searchbox").press("Escape")
             page.keyboard.press("Escape")
             expect(page.locator("#sidebar")).not_to_be_in_viewport()
         else:

@@ -82,6 +82,24 @@ def test_a_message_is_edited_where_it_stands(chat: ChatPage, fast_server: Server
     expect_texts(chat, "first", "changed", "fourth")
 
 
+def test_an_edit_is_not_lost_when_another_tab_changes_the_conversation(chat: ChatPage, open_page: Open):
+    """While its message is there it goes on; else its text is in the text field."""
+    chat.ask("first")
+    chat.ask("second")
+    other = open_page(chat.page.url)
+    expect_texts(other, "first", "second")
+    chat.input.press("ArrowUp")
+    field = chat.page.get_by_role("textbox", name="Edit the message")
+    field.fill("typed so far")
+    other.ask("third")
+    expect(chat.questions).to_have_count(3)
+    expect(field).to_have_value("typed so far")
+    edit(other, "second", "2nd")
+    expect_texts(chat, "first", "2nd")
+    expect(field).to_have_count(0)
+    expect(chat.input).to_have_value("typed so far")
+
+
 def test_the_arrow_key_edits_the_last_message_and_escape_leaves_it(chat: ChatPage):
     chat.ask("first")
     chat.input.press("ArrowUp")

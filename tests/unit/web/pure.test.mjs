@@ -6,6 +6,7 @@ import { fileName, fromJson, toJson, toMarkdown } from "../../../web/conversatio
 import { figuresOf } from "../../../web/figures.js";
 import { addVersion, leaveVersion, optionsOf, requestOf, versionsOf, withOptions, withVersions } from "../../../web/metadata.js";
 import { Preferences } from "../../../web/preferences.js";
+import { KeptStorage } from "../../../web/storage.js";
 import { ENGLISH } from "../../../web/words.js";
 import { CHINESE } from "../../../web/words.zh.js";
 
@@ -87,7 +88,7 @@ function storage() {
 
 test("a key is kept for the tab or for good, and signing out forgets it with all that was typed", () => {
   const [lasting, session] = [storage(), storage()];
-  const preferences = new Preferences(lasting, session);
+  const preferences = new Preferences(new KeptStorage(() => lasting), new KeptStorage(() => session));
   preferences.theme = "dark";
   preferences.keep("k1", false);
   assert.deepEqual([preferences.key, Object.keys(lasting)], ["k1", ["tokenwire.theme"]]);
@@ -99,7 +100,7 @@ test("a key is kept for the tab or for good, and signing out forgets it with all
 });
 
 test("the language is the reader's choice, else the first one of the browser's that is spoken here", () => {
-  const preferences = new Preferences(storage(), storage());
+  const preferences = new Preferences(new KeptStorage(), new KeptStorage());
   assert.equal(preferences.spoken(["fr", "zh-TW", "en"]), "zh");
   assert.equal(preferences.spoken(["fr"]), "en");
   preferences.language = "en";
@@ -110,4 +111,13 @@ test("both languages say everything, with the same gaps", () => {
   const gaps = (text) => [...text.matchAll(/\{\w+\}/g)].map(([gap]) => gap).sort();
   assert.deepEqual(Object.keys(CHINESE), Object.keys(ENGLISH));
   for (const word of Object.keys(ENGLISH)) assert.deepEqual(gaps(CHINESE[word]), gaps(ENGLISH[word]), word);
+});
+
+test("of a file that somebody else wrote, what the wire takes is taken, and nothing else stops it", () => {
+  const metadata = { title: "T", root: "resp_1", "versions.2": "x", long: "x".repeat(513), number: 5, ...Object.fromEntries(Array.from({ length: 30 }, (_, index) => [`key${index}`, "v"])) };
+  const messages = [{ role: "user", content: [null, 5, { text: { a: 1 } }, { text: "hi" }] }, { role: "assistant", content: { text: "no list" } }];
+  const read = fromJson(JSON.stringify({ metadata, messages }));
+  assert.deepEqual(read.items, [{ role: "user", content: "hi" }, { role: "assistant", content: "" }]);
+  assert.deepEqual(Object.keys(read.metadata).slice(0, 2), ["title", "key0"]);
+  assert.equal(Object.keys(read.metadata).length, 15);
 });

@@ -1,10 +1,11 @@
 // State and drafts: what the page knows, and that nothing typed gets lost. Run: node --test tests/unit/web/
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Drafts, memoryStorage } from "../../../web/drafts.js";
+import { Drafts } from "../../../web/drafts.js";
+import { KeptStorage } from "../../../web/storage.js";
 import { ChatState, canSend, messageFromItem, newMessage, thoughtsOf, titleFrom } from "../../../web/state.js";
 
-const drafts = (storage = memoryStorage()) => {
+const drafts = (storage = new KeptStorage()) => {
   let ids = 0;
   return new Drafts(storage, () => `id-${++ids}`);
 };
@@ -46,7 +47,7 @@ test("a text sent twice before it was accepted has one id; another text has anot
 });
 
 test("a reload before acceptance brings the text back, with what was typed since", () => {
-  const storage = memoryStorage();
+  const storage = new KeptStorage();
   drafts(storage).sending(null, "first");
   assert.equal(drafts(storage).text(null), "first");
   drafts(storage).set(null, "second");
@@ -94,4 +95,49 @@ test("a thread takes a message while somebody else is answered, and none while w
   state.update(thread, theirs, { status: "stopped" });
   assert.equal(thread.active, null);
   assert.ok(canSend(thread));
+});
+
+test("a search lists titles at once and what the server finds; Escape brings the list back as far as it was read", () => {
+  const state = new ChatState();
+  const row = (id, title, updated_at) => ({ id, created_at: 1, updated_at, metadata: { title } });
+  state.addConversations([row("a", "Old Lighthouse", 9), row("b", "Soup", 8)], true);
+  state.putConversation(row("z", "opened by its address", 1));
+  assert.equal(state.lastListed, "b");
+  state.setSearch(" lighthouse OLD ");
+  assert.deepEqual([state.listed.map(({ id }) => id), state.search.status], [["a"], "searching"]);
+  const found = [["a", "msg_1"], ["b", "msg_2"], ["c", null]].map(([id, item_id]) => ({ conversation: row(id, id, 5), item_id, excerpt: "an old lighthouse" }));
+  state.addFound(found, false);
+  assert.deepEqual([state.listed.map(({ id }) => id), state.search.status], [["a", "b", "c"], "over"]);
+  assert.deepEqual(state.listed.map((conversation) => state.search.excerptOf(conversation.id, conversation.metadata.title)), [null, "an old lighthouse", null]);
+  state.setSearch("");
+  assert.deepEqual(state.listed.map(({ id }) => id), ["a", "b", "z"]);
+});
+
+test("reading the first page of the list again does not bring back what was read behind it", () => {
+  const state = new ChatState();
+  const row = (id, updated_at) => ({ id, created_at: 1, updated_at });
+  state.replaceConversations([row("a", 9)], true);
+  state.addConversations([row("b", 8)], false);
+  state.replaceConversations([row("a", 9)], true);
+  assert.deepEqual([state.hasMore, state.lastListed], [false, "b"]);
+});
+
+test("what the browser's storage does not take lasts as long as the page, and its old value is gone", () => {
+  const real = { held: {}, getItem: (name) => real.held[name] ?? null, removeItem: (name) => delete real.held[name], setItem: (name, value) => {
+    if (value.length > 5) throw new DOMException("full", "QuotaExceededError");
+    real.held[name] = value;
+  } };
+  const storage = new KeptStorage(() => real);
+  storage.setItem("a", "short");
+  storage.setItem("a", "too long");
+  assert.deepEqual([storage.getItem("a"), real.held], ["too long", {}]);
+  storage.setItem("a", "short");
+  assert.deepEqual([storage.getItem("a"), real.held], ["short", { a: "short" }]);
+  const forbidden = new KeptStorage(() => {
+    throw new DOMException("forbidden", "SecurityError");
+  });
+  forbidden.setItem("a", "kept");
+  assert.deepEqual([forbidden.getItem("a"), forbidden.names()], ["kept", ["a"]]);
+  forbidden.removeItem("a");
+  assert.equal(forbidden.getItem("a"), null);
 });

@@ -21,11 +21,6 @@ def test_client_and_state_in_node():
     run(program("node"), "--test", *(str(file) for file in sorted(HERE.glob("*.test.mjs"))))
 
 
-def test_types_hold():
-    """The JSDoc types of the page's modules agree with each other."""
-    run(program("tsc"), "--project", str(HERE / "tsconfig.json"))
-
-
 def test_content_enters_the_page_only_as_text():
     """No module of the page has a way to turn a string into markup or code."""
     forbidden = ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "alert(")
