@@ -103,11 +103,14 @@ def test_a_reload_before_the_turn_was_accepted_sends_it_once(stand_in: StandIn, 
     chat = open_page(stand_in.url)
     chat.send("!silent as the grave")
     expect(chat.questions).to_have_count(1)
-    chat.page.wait_for_url("**#conv_*")
+    while not kinds(stand_in, "response.create"):
+        chat.page.wait_for_timeout(10)
     chat.page.reload()
     expect(chat.input).to_have_value("!silent as the grave")
     chat.input.press("Enter")
     expect(chat.answers).to_have_count(1)
+    while len(kinds(stand_in, "response.create")) < 2:
+        chat.page.wait_for_timeout(10)
     chat.page.get_by_role("button", name="Stop the answer").click()
     first, second = kinds(stand_in, "response.create")
     assert first["id"] == second["id"]
