@@ -18,6 +18,7 @@ from protocol.fields import (
     MAX_COMMAND_ID_CHARS,
     MAX_TOKENS,
     CommandId,
+    Dimensions,
     Id,
     MaxOutputTokens,
     Metadata,
@@ -33,8 +34,11 @@ from protocol.fields import (
     StopStrings,
     StreamId,
     Temperature,
+    Text,
+    Texts,
     Token,
     TopK,
+    TopN,
     TopP,
 )
 from protocol.items import Message, json_type, parse_input, unknown_call
@@ -290,6 +294,38 @@ class LimitsRetrieve(Command, frozen=True, kw_only=True):
     TYPE: ClassVar[str] = "limits.retrieve"
 
 
+class EmbeddingCreate(Command, frozen=True, kw_only=True):
+    """Turn texts into vectors (OpenAI's POST /v1/embeddings)."""
+
+    TYPE: ClassVar[str] = "embedding.create"
+
+    model: ModelId
+    input: Text | Texts
+    dimensions: Dimensions | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+
+
+class RerankCreate(Command, frozen=True, kw_only=True):
+    """Sort documents by how well they answer a query (Cohere's and Jina's POST /rerank)."""
+
+    TYPE: ClassVar[str] = "rerank.create"
+
+    model: ModelId
+    query: Text
+    documents: Texts
+    top_n: TopN | None = None
+    return_documents: bool | None = None
+
+
+class ClassifyCreate(Command, frozen=True, kw_only=True):
+    """Say of texts how likely each of the model's labels is (vLLM's POST /classify)."""
+
+    TYPE: ClassVar[str] = "classify.create"
+
+    model: ModelId
+    input: Text | Texts
+
+
 class SessionUpdate(Command, frozen=True, kw_only=True):
     """Sign in by frame, where a client can set no header."""
 
@@ -323,6 +359,9 @@ COMMANDS: Final[dict[str, type[Command]]] = {
         ModelRemove,
         ModelAlias,
         LimitsRetrieve,
+        EmbeddingCreate,
+        RerankCreate,
+        ClassifyCreate,
         SessionUpdate,
     )
 }

@@ -44,4 +44,11 @@ StopStrings = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
 SearchQuery = Annotated[
     str, Meta(min_length=1, max_length=256, pattern=r"\S", description="with more in it than white space")
 ]
+
+MAX_TEXTS: Final = 256  # for an embedding, reranking or classifying command
+Text = Annotated[str, Meta(min_length=1)]
+Texts = Annotated[list[Text], Meta(min_length=1, max_length=MAX_TEXTS)]
+Dimensions = Annotated[int, Meta(ge=1, le=65_536)]
+TopN = Annotated[int, Meta(ge=1, le=MAX_TEXTS)]
+
 SequenceNumber = Annotated[int, Meta(ge=-1, le=2**53 - 1)]  # what JavaScript and Lua can count

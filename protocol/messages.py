@@ -288,6 +288,30 @@ class LimitsRetrieved(Answer, tag="limits.retrieved", kw_only=True):
     data: list[Limit]
 
 
+class EmbeddingCreated(Answer, tag="embedding.created", kw_only=True):
+    """Answers embedding.create."""
+
+    model: str
+    data: list[dict[str, Any]]
+    usage: dict[str, int]
+
+
+class RerankCreated(Answer, tag="rerank.created", kw_only=True):
+    """Answers rerank.create."""
+
+    model: str
+    results: list[dict[str, Any]]
+    usage: dict[str, int]
+
+
+class ClassifyCreated(Answer, tag="classify.created", kw_only=True):
+    """Answers classify.create."""
+
+    model: str
+    data: list[dict[str, Any]]
+    usage: dict[str, int]
+
+
 class SessionUpdated(Answer, tag="session.updated", kw_only=True):
     """Answers session.update."""
 
@@ -343,6 +367,9 @@ SERVER_MESSAGES: Final[tuple[type[ServerMessage], ...]] = (
     ModelAliased,
     ModelRemoved,
     LimitsRetrieved,
+    EmbeddingCreated,
+    RerankCreated,
+    ClassifyCreated,
     SessionUpdated,
     Error,
     SteerFailed,

@@ -26,18 +26,21 @@ from server.chat.runtime import Runtime
 from server.chat.service import Chat
 from server.chat.takeover import Takeover
 from server.config import Config, EngineLimits, ModelConfig, RemoteConfig
-from server.engine.base import VllmSettings
+from server.engine.base import EngineStartError, VllmSettings
 from server.engine.echo import EchoEngine
+from server.engine.lora import DEFAULT_RANK, adapter_rank, room_for
 from server.engine.openai import OpenAIEngine, OpenAISettings
 from server.engine.parsing import Parsers
 from server.engine.triton import TritonEngine, TritonSettings
 from server.engine.vllm import VllmEngine
+from server.engine.vllm_pooling import VllmPoolingEngine
 from server.errors import StartError
 from server.gateway.connection import Connection
 from server.gateway.http import HttpRoutes
 from server.gateway.listener import Listener
 from server.gateway.sockets import GatewayConnection
 from server.gateway.text_mode import TextConnection
+from server.models.adapter import AdapterEngine
 from server.models.devices import device_list, model_needs, on_devices, placement_policy, scaling_policy
 from server.models.errors import ModelFailedError, ModelSourceError
 from server.models.model import Model, ModelState
@@ -58,6 +61,7 @@ logger = logging.getLogger(__name__)
 VALKEY_RESTARTS: Final = 5  # unexpected ends of our own Valkey in a row before we give up
 VALKEY_STABLE_S: Final = 60.0  # one that lived this long begins a new row
 EXIT_FAILED: Final = 1
+ADAPTERS_AT_ONCE: Final = 4  # in one step of an engine, where nobody says more: each costs memory for its rank
 # New objects that bring a look for garbage in cycles. Ours are freed without it; at Python's 700 every second handshake
 # would bring one.
 COLLECT_AFTER: Final = 20_000
@@ -277,7 +281,7 @@ class App:
             requires=settings.requires,
             system_prompt=settings.system_prompt,
             start_timeout_s=config.vllm.start_timeout_s,
-            is_elsewhere=config.backend_of(settings) in {"openai", "triton"},
+            is_elsewhere=settings.base is not None or config.backend_of(settings) in {"openai", "triton"},
             metrics=self._metrics.for_model(name),
             admission_config=config.admission,
             needs=needs,
@@ -303,12 +307,22 @@ class App:
                 return lambda _devices: OpenAIEngine(name, _openai_settings(source, model.remote))
             case "triton":
                 return lambda _devices: TritonEngine(name, _triton_settings(source, model.remote))
-        settings = replace(_vllm_settings(config, model), can_sleep=model.asleep_gib is not None)
-        return lambda devices: VllmEngine(name, source, on_devices(settings, devices, memory))
+        if model.base is not None:
+            base = model.base
+            return lambda _devices: AdapterEngine(name, self._pool.get(base), source)
+        settings = replace(_vllm_settings(config, name, model), can_sleep=model.asleep_gib is not None)
+        kind = VllmPoolingEngine if model.runner == "pooling" else VllmEngine
+        return lambda devices: kind(name, source, on_devices(settings, devices, memory))
 
     async def _source(self, model: ModelConfig) -> str:
         """Return what the engine loads, fetched and converted where that is needed."""
         if self._config.backend_of(model) != "vllm":
+            return model.source
+        if model.base is not None:
+            try:
+                adapter_rank(model.source)
+            except EngineStartError as error:
+                raise StartError(str(error)) from None
             return model.source
 
         def progress(text: str) -> None:
@@ -432,10 +446,16 @@ def _make_sign_in(config: Config, store: RedisStore) -> SignIn:
         raise StartError(f"auth.jwt.public_key_file cannot be used: {error}") from None
 
 
-def _vllm_settings(config: Config, model: ModelConfig) -> VllmSettings:
-    """Return a model's engine arguments: its own, else those for all models."""
+def _vllm_settings(config: Config, name: str, model: ModelConfig) -> VllmSettings:
+    """Return a model's engine arguments: its own, else those for all models, else what its adapters need."""
+    given = {key: getattr(model, key) or getattr(config.vllm, key) for key in EngineLimits.model_fields}
+    ranks = [adapter_rank(other.source) for other in config.models.values() if other.base == name]
+    if ranks:
+        given["max_loras"] = given["max_loras"] or min(len(ranks), ADAPTERS_AT_ONCE)
+    if given["max_loras"]:
+        given["max_lora_rank"] = given["max_lora_rank"] or room_for(max(ranks, default=DEFAULT_RANK))
     return VllmSettings(
-        **{name: getattr(model, name) or getattr(config.vllm, name) for name in EngineLimits.model_fields},
+        **given,
         cpu_kvcache_gib=config.vllm.cpu_kvcache_gib,
         tool_parser=model.tool_parser,
         reasoning_parser=model.reasoning_parser,

@@ -115,6 +115,8 @@ class EngineLimits(Section):
     max_model_len: Annotated[int, Field(ge=16)] | None = None  # window: prompt and answer together, in tokens
     tensor_parallel_size: Annotated[int, Field(ge=1)] | None = None  # GPUs that one model is split over
     dtype: str | None = None
+    max_loras: Annotated[int, Field(ge=1)] | None = None  # LoRA adapters that one step of the engine may use
+    max_lora_rank: Literal[8, 16, 32, 64, 128, 256, 320, 512] | None = None  # of any adapter
 
 
 class SamplingConfig(Section):
@@ -147,6 +149,8 @@ class ModelConfig(EngineLimits):
     source: Annotated[str, Field(min_length=1), AfterValidator(_expand_home)]
     backend: Literal["vllm", "echo", "openai", "triton"] | None = None  # None: as `engine` says
     remote: RemoteConfig = RemoteConfig()
+    runner: Literal["generate", "pooling"] = "generate"  # pooling: embeds, reranks or classifies, and makes no text
+    base: str | None = None  # the model that `source`, the folder of a LoRA adapter, is for
     aliases: Annotated[tuple[str, ...], BeforeValidator(_split_list)] = ()  # further names of the model
     system_prompt: str | None = None  # instructions used where the client gives none
     tool_parser: Annotated[str, Field(min_length=1)] | None = None  # vLLM's name of what finds calls in the output
@@ -394,6 +398,7 @@ class Config(Section):
             if not MODEL_NAME.fullmatch(name)
         ]
         faults += [(f"models.{key}", text) for key, text in self._alias_faults()]
+        faults += [(f"models.{key}", text) for key, text in self._base_faults()]
         for name, model in self.models.items():
             faults += [(f"models.{name}.remote.{key}", text) for key, text in self.remote_faults(model)]
         faults += [
@@ -414,6 +419,18 @@ class Config(Section):
     def backend_of(self, model: ModelConfig) -> str:
         """What serves this model."""
         return model.backend or self.engine
+
+    def _base_faults(self) -> Iterator[tuple[str, str]]:
+        for name, model in self.models.items():
+            base = self.models.get(model.base or "")
+            if model.base is None:
+                continue
+            if base is None:
+                yield f"{name}.base", f"{model.base!r} is not one of the models ({', '.join(self.models)})"
+            elif base.base is not None:
+                yield f"{name}.base", f"{model.base!r} is an adapter itself; name the model below it"
+            elif self.backend_of(base) != "vllm" or self.backend_of(model) != "vllm":
+                yield f"{name}.base", "adapters need a base model with the backend 'vllm'"
 
     def remote_faults(self, model: ModelConfig) -> Iterator[tuple[str, str]]:
         """What a model on another server lacks."""

@@ -44,6 +44,7 @@ from server.chat.following import ENDED, Follower, Following, read_journal
 from server.chat.generation import Generation, Interrupt, Resumed
 from server.chat.hub import Channel
 from server.chat.model_admin import ModelAdmin
+from server.chat.pooling import Pooling
 from server.chat.reads import Reads, terminal_event, wire_conversation
 from server.chat.rights import check_conversation, check_turn, may_use
 from server.chat.runtime import Runtime
@@ -92,6 +93,7 @@ class Chat:
             SessionUpdate: self.update_session,
             **ModelAdmin(runtime, pool).handlers,
             LimitsRetrieve: self.read_limits,
+            **Pooling(runtime, pool).handlers,
         }
 
     @property

@@ -107,6 +107,7 @@ class GenerationRequest:
     belong to no group. How long a prompt takes would tell others whether it was said before.
     priority: 0 is the most urgent. An engine that is short of room may put off those with higher numbers.
     options: what its output is to be and is read as.
+    adapter: one that the engine has loaded, see `AdapterHost`.
     sink: where an engine may hand over chunks instead of yielding them, all but the last, on the event loop: nobody is
     woken for that, which for many answers is a quarter of what a token costs. None: yield them all.
     """
@@ -117,6 +118,7 @@ class GenerationRequest:
     cache_salt: str = ""
     priority: int = 0
     options: Options = PLAIN
+    adapter: str | None = None
     sink: Callable[[Chunk], None] | None = field(default=None, repr=False, compare=False)
 
 
@@ -137,6 +139,8 @@ class VllmSettings:
     gpus: numbers of the GPUs that it may see; empty: all.
     tool_parser, reasoning_parser: what reads the model's output, by vLLM's names.
     can_sleep: vLLM's sleep mode, which costs some memory and needs a GPU to be of use.
+    max_loras: LoRA adapters that one step may use; None: the engine takes none.
+    max_lora_rank: of any adapter.
     extra: further arguments of vLLM's `EngineArgs`, by their Python names; they win over all others.
     """
 
@@ -154,6 +158,8 @@ class VllmSettings:
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     can_sleep: bool = False
+    max_loras: int | None = None
+    max_lora_rank: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -277,4 +283,51 @@ class Engine(Protocol):
 
     async def wait_closed(self) -> None:
         """Return when every process and file of the engine is gone."""
+        ...
+
+
+@runtime_checkable
+class AdapterHost(Engine, Protocol):
+    """An engine that answers with LoRA adapters on its model, too."""
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Make an adapter known; harmless when it is.
+
+        Raises EngineStartError where it does not fit, EngineDeadError.
+        """
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; harmless when it is not known."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PooledText:
+    """A text, or a pair of them, made ready for a pooling model.
+
+    second_from: where the second text's tokens begin, for models that are told; None for one text.
+    """
+
+    token_ids: Sequence[int]
+    second_from: int | None = None
+
+
+@runtime_checkable
+class PoolingEngine(Engine, Protocol):
+    """An engine that makes one vector of a text, and no text.
+
+    task: what the vector is: "embed", or "classify" (one number for each label; of a single one, a pair's score).
+    labels: of a classifier.
+    """
+
+    task: str
+    labels: tuple[str, ...]
+
+    async def encode(self, text: str, second: str | None = None) -> PooledText:
+        """Tokenise; text is only ever text. Raises EngineDeadError."""
+        ...
+
+    async def pool(self, request_id: str, text: PooledText, dimensions: int | None = None) -> list[float]:
+        """Return the vector. Raises RequestError, EngineError, EngineDeadError; cancelling it aborts the request."""
         ...

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import multiprocessing
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -41,11 +42,13 @@ from server.engine.base import (
     Sampling,
     VllmSettings,
 )
+from server.engine.lora import check_adapter
 from server.engine.parsing import AnswerReader, OutputReader, Parsers
 from server.engine.prompt import PromptRenderer
 from server.engine.vllm_start import Start, check_source, engine_arguments, not_importable, on_event_loop
 
 if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
     from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -80,8 +83,11 @@ class VllmEngine:
         self._llm: AsyncLLM | None = None
         self._renderer: PromptRenderer | None = None
         self._reader: OutputReader | None = None
+        self._is_up = False
         self._defaults: dict[str, Any] = {}
         self._closer: threading.Thread | None = None
+        self._adapters: dict[str, LoRARequest] = {}
+        self._adapter_ids = itertools.count(1)  # vLLM wants one for each; none is used again
 
     @property
     def unfinished(self) -> int:
@@ -150,7 +156,8 @@ class VllmEngine:
         tokenizer = llm.get_tokenizer()
         settings = self._settings
         self._reader = OutputReader(tokenizer, Parsers(settings.tool_parser, settings.reasoning_parser))
-        self._renderer = PromptRenderer(tokenizer)  # last: from here on the engine answers
+        self._renderer = PromptRenderer(tokenizer)
+        self._is_up = True
 
     async def check(self, options: Options) -> None:
         """Let vLLM look at what would guide the answer."""
@@ -215,6 +222,32 @@ class VllmEngine:
             raise
         except Exception as error:
             raise self._translated(error) from error
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Load a LoRA adapter; vLLM keeps as many as `max_loras` says ready, and the least recently used go first."""
+        llm = self._alive()
+        if name in self._adapters:
+            return
+        check_adapter(folder, self._settings)
+        from vllm.lora.request import LoRARequest  # noqa: PLC0415 - as in generate
+
+        request = LoRARequest(name, next(self._adapter_ids), folder)
+        try:
+            await llm.add_lora(request)
+        except Exception as error:
+            fault = self._translated(error)
+            if isinstance(fault, EngineDeadError):
+                raise fault from error
+            text = f"adapter {excerpt(folder)!r} does not fit model {self.name}: {fault}"
+            raise EngineStartError(text) from error
+        self._adapters[name] = request
+
+    async def unload_adapter(self, name: str) -> None:
+        """Take an adapter out of vLLM's memory."""
+        llm = self._alive()
+        request = self._adapters.pop(name, None)
+        if request is not None:
+            await llm.remove_lora(request.lora_int_id)
 
     async def check_health(self) -> None:
         """Ask vLLM whether its process lives."""
@@ -286,7 +319,7 @@ class VllmEngine:
             await asyncio.to_thread(llm.engine_core.resources.ctx.destroy, linger=0)
 
     def _alive(self) -> AsyncLLM:
-        if self._llm is None or self._renderer is None or self._closer is not None:
+        if self._llm is None or not self._is_up or self._closer is not None:
             raise EngineDeadError(f"engine {self.name} is not running")
         return self._llm
 

@@ -27,7 +27,9 @@ _ENGINE_FIELDS: Final = (
     "enforce_eager",
     "seed",
     "reasoning_parser",  # so that what guides an answer waits until its thoughts are over
+    "max_lora_rank",
 )
+CACHED_ADAPTERS: Final = 64  # in the machine's memory, the least recently used go first; some megabytes each
 # bfloat16 is ten times slower than float32 without AVX-512; compiling takes minutes. A block is the smallest
 # piece of a prompt that the prefix cache can find again: 32 tokens is the smallest its CPU kernels take, the
 # default of 128 would never hit in a short chat. A step that reads 2,048 tokens of a document takes a second or two,
@@ -132,6 +134,9 @@ def engine_arguments(source: str, settings: VllmSettings, *, cpu: bool) -> dict[
     if settings.can_sleep and not cpu:
         arguments["enable_sleep_mode"] = True
     arguments |= {name: value for name in _ENGINE_FIELDS if (value := getattr(settings, name)) is not None}
+    if settings.max_loras is not None:
+        cached = max(settings.max_loras, CACHED_ADAPTERS)
+        arguments |= {"enable_lora": True, "max_loras": settings.max_loras, "max_cpu_loras": cached}
     return arguments | dict(settings.extra)
 
 

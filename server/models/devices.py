@@ -41,7 +41,7 @@ def model_needs(config: Config, model: ModelConfig, source: str) -> Needs:
     """
     minimum = model.min_replicas
     if minimum is None:
-        minimum = 0 if config.devices else 1
+        minimum = 0 if config.devices or model.base is not None else 1
     return Needs(
         memory=_memory(config, model, source) if config.devices else 0.0,
         width=_width(config, model),
@@ -55,7 +55,7 @@ def model_needs(config: Config, model: ModelConfig, source: str) -> Needs:
 
 def _width(config: Config, model: ModelConfig) -> int:
     """Return how many devices one replica takes."""
-    if not config.devices or config.backend_of(model) != "vllm":
+    if not config.devices or config.backend_of(model) != "vllm" or model.base is not None:
         return 1
     return model.tensor_parallel_size or config.vllm.tensor_parallel_size or 1
 
@@ -66,7 +66,7 @@ def _memory(config: Config, model: ModelConfig, source: str) -> float:
     """
     if model.memory_gib is not None:
         return model.memory_gib * GIB
-    if config.backend_of(model) != "vllm":
+    if config.backend_of(model) != "vllm" or model.base is not None:
         return 0.0  # 1
     largest = max(device.memory_gib for device in config.devices.values()) * GIB
     if any(device.gpu is not None for device in config.devices.values()):

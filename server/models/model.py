@@ -72,8 +72,8 @@ class Model:
     make_engine: makes an engine that has not started, for these devices.
     requires: the right that a user needs to see and use it; empty: none.
     start_timeout_s: loading may take this long; None sets no bound.
-    is_elsewhere: another server runs it: it waits for no turn in loading, and is never given up once it has run, since
-        that server may come back at any time.
+    is_elsewhere: another server or another model's engine runs it: it waits for no turn in loading (the base model of
+        an adapter takes that), and is never given up once it has run, since what runs it may come back at any time.
     sampling: fields of `Sampling` that stand where a request says nothing.
     poke: called when something has to be decided. eased: called when it is less busy, which matters to who waits.
     changed: set, then replaced, at every change of state or progress.

@@ -29,7 +29,8 @@ SAME_UNIT = {"server.config_loading": "server.config"} | dict.fromkeys(
 )
 TIER = {unit: number for number, units in enumerate(TIERS) for unit in units}
 
-CONCRETE_ENGINES = {f"server.engine.{name}" for name in ("vllm", "echo", "openai", "triton")}
+CONCRETE_ENGINES = {f"server.engine.{name}" for name in ("vllm", "vllm_pooling", "echo", "openai", "triton")}
+VLLM = {"server.engine.vllm", "server.engine.vllm_pooling"}  # the second is the first with another ending
 CONCRETE_STORE = {"server.store.redis", "server.store.embedded"}
 
 PROTOCOL_MAY_IMPORT = {"protocol", "orjson", "msgspec"}
@@ -75,10 +76,14 @@ def faults(path: Path, source: str) -> list[str]:
     if unit == "protocol":
         wrong += [f"imports {name}: not allowed in protocol/" for name in imported if not sans_io(name)]
     if module != "server.app":
-        concrete = CONCRETE_ENGINES | (CONCRETE_STORE if unit != "server.store" else set())
+        concrete = (CONCRETE_ENGINES - (VLLM if module in VLLM else set())) | (
+            CONCRETE_STORE if unit != "server.store" else set()
+        )
         wrong += [f"imports {name}: only app.py names it" for name in imported & concrete]
-    if module not in {"server.engine.vllm", "server.engine.parsing"}:
-        wrong += [f"imports {name}: only engine/vllm.py and parsing.py may" for name in imported if top(name) == "vllm"]
+    if module not in VLLM | {"server.engine.parsing"}:
+        wrong += [
+            f"imports {name}: only engine/vllm*.py and parsing.py may" for name in imported if top(name) == "vllm"
+        ]
     return sorted(wrong)
 
 
@@ -115,7 +120,7 @@ def test_imports_run_down_only(path):
         ("server/store/x.py", "def f():\n    import server.access.auth", "sideways"),
         ("server/chat/x.py", "from server.engine.echo import EchoEngine", "only app.py"),
         ("server/chat/x.py", "from server.store import redis", "only app.py"),
-        ("server/engine/echo.py", "import vllm.sampling_params", "only engine/vllm.py and parsing.py"),
+        ("server/engine/echo.py", "import vllm.sampling_params", "only engine/vllm"),
         ("protocol/x.py", "import asyncio", "not allowed in protocol/"),
         ("protocol/x.py", "import redis", "not allowed in protocol/"),
         ("protocol/x.py", "from server import config", "upward"),
@@ -141,7 +146,7 @@ def test_a_right_import_passes(path, source):
 def test_the_server_imports_without_vllm_and_without_the_tests_packages():
     """Two modules need vLLM, and only when an engine starts that uses them; the `dev` extra is never needed."""
     names = [module_name(path) for path in MODULES]
-    names = [name for name in names if name not in {"server.engine.vllm", "server.__main__"}]
+    names = [name for name in names if name not in {*VLLM, "server.__main__"}]
     blocked = [
         "vllm",
         "torch",

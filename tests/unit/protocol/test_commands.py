@@ -162,7 +162,7 @@ def test_bytes_that_are_no_utf8(frame):
 
 def test_type_null_and_unknown_types():
     """A type that is null, a number or unknown is named, with the known ones."""
-    assert refusal('{"type":null}').message.startswith("type is null; it must be one of conversation.create, ")
+    assert refusal('{"type":null}').message.startswith("type is null; it must be one of classify.create, ")
     assert refusal('{"type":3}').message.startswith("type is a number;")
     error = refusal('{"type":"response.creat","id":"a","stream_id":"b"}')
     assert error.message.startswith("unknown type 'response.creat';")

@@ -22,6 +22,7 @@ from protocol.commands import (
     ConversationSubscribe,
     ConversationUnsubscribe,
     ConversationUpdate,
+    EmbeddingCreate,
     LimitsRetrieve,
     ModelList,
     ModelLoad,
@@ -142,6 +143,14 @@ def real_answers() -> Iterator[bytes]:
         limits = [Allowance("user", "ann", "turns_per_minute", 3), Allowance("key", "k", "input_chars", 3)]
         data = [_wire(limits[0], 1, 5), _wire(limits[1], None, -1)]
         yield answer("limits.retrieved", LimitsRetrieve(**address), data=data)
+        usage = {"prompt_tokens": 1, "total_tokens": 1}
+        vector = {"object": "embedding", "index": 0, "embedding": [0.5]}
+        ask = EmbeddingCreate(model="m", input="x", **address)
+        yield answer("embedding.created", ask, model="m", data=[vector], usage=usage)
+        row = {"index": 0, "relevance_score": 0.5, "document": {"text": "x"}}
+        yield answer("rerank.created", ask, model="m", results=[row], usage=usage)
+        row = {"index": 0, "label": "a", "probs": [0.5, 0.5], "num_classes": 2}
+        yield answer("classify.created", ask, model="m", data=[row], usage=usage)
         for user in (User("acme/ann", frozenset({"instructions"}), expires_at=1.0), User("ann", frozenset({"admin"}))):
             yield answer("session.updated", SessionUpdate(**address), session=wire_session(user))
         subscribe = ConversationSubscribe(conversation="c", **address)
