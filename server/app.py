@@ -28,7 +28,7 @@ from server.chat.takeover import Takeover
 from server.config import Config, EngineLimits, ModelConfig, RemoteConfig
 from server.engine.base import EngineStartError, VllmSettings
 from server.engine.echo import EchoEngine
-from server.engine.lora import DEFAULT_RANK, adapter_rank, room_for
+from server.engine.lora import DEFAULT_RANK, read_adapter, room_for
 from server.engine.openai import OpenAIEngine, OpenAISettings
 from server.engine.parsing import Parsers
 from server.engine.triton import TritonEngine, TritonSettings
@@ -258,7 +258,7 @@ class App:
             scaling_policy=scaling_policy(config),
             want_timeout_s=config.placement.want_timeout_s,
         )
-        for name, settings in config.models.items():
+        for name, settings in sorted(config.models.items(), key=lambda item: item[1].base is not None):  # bases first
             pool.add(await self._make_model(name, settings), settings.aliases)
         pool.make_model = self._make_model
         return pool
@@ -266,8 +266,8 @@ class App:
     async def _make_model(self, name: str, settings: ModelConfig) -> Model:
         """Raises StartError where its source is not there, or no device could hold it."""
         config = self._config
-        for key, text in config.remote_faults(settings):  # one that is added later was not checked with the others
-            raise StartError(f"models.{name}.remote.{key}: {text}")
+        for key, text in config.model_faults(settings):  # one that is added later was not checked with the others
+            raise StartError(f"models.{name}.{key}: {text}")
         source = await self._source(settings)
         needs = model_needs(config, settings, source)
         reason = fits(needs, device_list(config), placement_policy(config))
@@ -280,8 +280,9 @@ class App:
             created_at=int(time.time()),
             requires=settings.requires,
             system_prompt=settings.system_prompt,
-            start_timeout_s=config.vllm.start_timeout_s,
+            start_timeout_s=None if settings.base is not None else config.vllm.start_timeout_s,
             is_elsewhere=settings.base is not None or config.backend_of(settings) in {"openai", "triton"},
+            base=settings.base,
             metrics=self._metrics.for_model(name),
             admission_config=config.admission,
             needs=needs,
@@ -309,7 +310,7 @@ class App:
                 return lambda _devices: TritonEngine(name, _triton_settings(source, model.remote))
         if model.base is not None:
             base = model.base
-            return lambda _devices: AdapterEngine(name, self._pool.get(base), source)
+            return lambda _devices: AdapterEngine(name, self._pool.models[base], source)
         settings = replace(_vllm_settings(config, name, model), can_sleep=model.asleep_gib is not None)
         kind = VllmPoolingEngine if model.runner == "pooling" else VllmEngine
         return lambda devices: kind(name, source, on_devices(settings, devices, memory))
@@ -319,10 +320,7 @@ class App:
         if self._config.backend_of(model) != "vllm":
             return model.source
         if model.base is not None:
-            try:
-                adapter_rank(model.source)
-            except EngineStartError as error:
-                raise StartError(str(error)) from None
+            _adapter_rank(model)
             return model.source
 
         def progress(text: str) -> None:
@@ -449,7 +447,7 @@ def _make_sign_in(config: Config, store: RedisStore) -> SignIn:
 def _vllm_settings(config: Config, name: str, model: ModelConfig) -> VllmSettings:
     """Return a model's engine arguments: its own, else those for all models, else what its adapters need."""
     given = {key: getattr(model, key) or getattr(config.vllm, key) for key in EngineLimits.model_fields}
-    ranks = [adapter_rank(other.source) for other in config.models.values() if other.base == name]
+    ranks = [_adapter_rank(other) for other in config.models.values() if other.base == name]
     if ranks:
         given["max_loras"] = given["max_loras"] or min(len(ranks), ADAPTERS_AT_ONCE)
     if given["max_loras"]:
@@ -460,6 +458,13 @@ def _vllm_settings(config: Config, name: str, model: ModelConfig) -> VllmSetting
         tool_parser=model.tool_parser,
         reasoning_parser=model.reasoning_parser,
     )
+
+
+def _adapter_rank(model: ModelConfig) -> int:
+    try:
+        return read_adapter(model.source).rank
+    except EngineStartError as error:
+        raise StartError(str(error)) from None
 
 
 def _openai_settings(model: str, remote: RemoteConfig) -> OpenAISettings:

@@ -400,7 +400,7 @@ class Config(Section):
         faults += [(f"models.{key}", text) for key, text in self._alias_faults()]
         faults += [(f"models.{key}", text) for key, text in self._base_faults()]
         for name, model in self.models.items():
-            faults += [(f"models.{name}.remote.{key}", text) for key, text in self.remote_faults(model)]
+            faults += [(f"models.{name}.{key}", text) for key, text in self.model_faults(model)]
         faults += [
             (f"models.{name}.max_replicas", f"{model.max_replicas} is less than min_replicas ({model.min_replicas})")
             for name, model in self.models.items()
@@ -429,11 +429,25 @@ class Config(Section):
                 yield f"{name}.base", f"{model.base!r} is not one of the models ({', '.join(self.models)})"
             elif base.base is not None:
                 yield f"{name}.base", f"{model.base!r} is an adapter itself; name the model below it"
-            elif self.backend_of(base) != "vllm" or self.backend_of(model) != "vllm":
-                yield f"{name}.base", "adapters need a base model with the backend 'vllm'"
+            elif self.backend_of(base) != "vllm" or base.runner == "pooling":
+                yield f"{name}.base", f"{model.base!r} takes no adapters: that needs vLLM, and a model that makes text"
 
-    def remote_faults(self, model: ModelConfig) -> Iterator[tuple[str, str]]:
-        """What a model on another server lacks."""
+    def model_faults(self, model: ModelConfig) -> Iterator[tuple[str, str]]:
+        """What is wrong with one model's settings, whichever others there are."""
+        yield from ((f"remote.{key}", text) for key, text in self._remote_faults(model))
+        if model.runner == "pooling" and self.backend_of(model) != "vllm":
+            yield "runner", "'pooling' needs the backend 'vllm'"
+        if model.base is None:
+            return
+        if self.backend_of(model) != "vllm" or model.runner == "pooling":
+            yield "base", "an adapter needs the backend 'vllm' and makes text"
+        if model.pin or model.min_replicas or model.max_replicas > 1:
+            yield (
+                "base",
+                "an adapter has no replicas of its own: set pin, min_replicas, max_replicas of the base",
+            )
+
+    def _remote_faults(self, model: ModelConfig) -> Iterator[tuple[str, str]]:
         remote = model.remote
         match self.backend_of(model):
             case "openai" if not remote.url.startswith(("http://", "https://")):

@@ -37,7 +37,8 @@ ATTEMPTS: Final = 2  # engines that may die under one command
 EMBED, CLASSIFY = "embed", "classify"
 
 Asked = EmbeddingCreate | RerankCreate | ClassifyCreate
-Work = Callable[[Any, PoolingEngine], Awaitable[dict[str, Any]]]
+Heard = Callable[[], None]  # called with each vector: the engine is well
+Work = Callable[[Any, PoolingEngine, Heard], Awaitable[dict[str, Any]]]
 
 
 class Pooling:
@@ -46,7 +47,7 @@ class Pooling:
     def __init__(self, runtime: Runtime, pool: Pool) -> None:
         self._runtime = runtime
         self._pool = pool
-        self._in_flight: WeakKeyDictionary[Client, int] = WeakKeyDictionary()
+        self._in_flight: WeakKeyDictionary[Client, set[asyncio.Task[None]]] = WeakKeyDictionary()
         self._work: dict[type[Command], tuple[str, Work]] = {
             EmbeddingCreate: ("embedding.created", _embed),
             RerankCreate: ("rerank.created", _rerank),
@@ -64,11 +65,18 @@ class Pooling:
         """
         model = self._pool.registry.get(command.model, lambda model: may_use(client.user, model))
         most = self._runtime.config.limits.max_in_flight
-        if self._in_flight.get(client, 0) >= most:
+        tasks = self._in_flight.setdefault(client, set())
+        if len(tasks) >= most:
             text = f"{most} such commands are in flight on this connection; wait for one to end"
             raise ProtocolError("rate_limit_exceeded", text, retry_after_ms=1000)
-        self._in_flight[client] = self._in_flight.get(client, 0) + 1
-        self._runtime.spawn(self._answer(client, command, model), f"{command.TYPE} {model.name}")
+        task = self._runtime.spawn(self._answer(client, command, model), f"{command.TYPE} {model.name}")
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    def leave(self, client: Client) -> None:
+        """Drop what a connection that is gone has asked for."""
+        for task in self._in_flight.pop(client, ()):
+            task.cancel()
 
     async def _answer(self, client: Client, command: Asked, model: Model) -> None:
         kind, work = self._work[type(command)]
@@ -81,8 +89,6 @@ class Pooling:
             fault = translate(error)
             self._runtime.metrics.protocol_error(fault.code)
             client.send(error_event(fault, command))
-        finally:
-            self._in_flight[client] -= 1
 
     @asynccontextmanager
     async def _counted(self, client: Client, command: Asked) -> AsyncIterator[list[int]]:
@@ -112,7 +118,7 @@ class Pooling:
                     raise ProtocolError("invalid_request", text, param="model")
                 lease.asked()
                 try:
-                    return await work(command, engine)
+                    return await work(command, engine, lease.heard)
                 except EngineDeadError:
                     lease.report_dead()
                     if attempt == ATTEMPTS:
@@ -130,30 +136,30 @@ class _Silent:
 _VERBS: Final = {EmbeddingCreate: "embeds", RerankCreate: "embeds or scores", ClassifyCreate: "classifies"}
 
 
-async def _embed(command: EmbeddingCreate, engine: PoolingEngine) -> dict[str, Any]:
+async def _embed(command: EmbeddingCreate, engine: PoolingEngine, heard: Heard) -> dict[str, Any]:
     _check_task(engine, command, EMBED)
-    texts = [await engine.encode(text) for text in _list(command.input)]
+    texts = await _encoded(engine, [(text, None) for text in _list(command.input)])
     _check_lengths(engine, texts, "input" if isinstance(command.input, str) else "input[{}]")
-    vectors = await _vectors(engine, texts, command.dimensions)
+    vectors = await _vectors(engine, texts, heard, command.dimensions)
     pack = _base64 if command.encoding_format == "base64" else list
     data = [{"object": "embedding", "index": index, "embedding": pack(vector)} for index, vector in enumerate(vectors)]
     return {"data": data, "usage": _usage(texts)}
 
 
-async def _rerank(command: RerankCreate, engine: PoolingEngine) -> dict[str, Any]:
+async def _rerank(command: RerankCreate, engine: PoolingEngine, heard: Heard) -> dict[str, Any]:
     """Score by (1) a model that was trained on pairs, (2) how near to each other the vectors are."""
     documents = command.documents
     if engine.task == CLASSIFY and len(engine.labels) == 1:  # 1
-        texts = [await engine.encode(command.query, document) for document in documents]
+        texts = await _encoded(engine, [(command.query, document) for document in documents])
         _check_lengths(engine, texts, "documents[{}]")
-        scores = [vector[0] for vector in await _vectors(engine, texts)]
+        scores = [vector[0] for vector in await _vectors(engine, texts, heard)]
     else:  # 2
         _check_task(engine, command, EMBED)
-        texts = [await engine.encode(text) for text in (command.query, *documents)]
+        texts = await _encoded(engine, [(text, None) for text in (command.query, *documents)])
         _check_lengths(engine, texts[:1], "query")
         _check_lengths(engine, texts[1:], "documents[{}]")
-        query, *vectors = await _vectors(engine, texts)
-        scores = [_cosine(query, vector) for vector in vectors]
+        query, *vectors = await _vectors(engine, texts, heard)
+        scores = await asyncio.to_thread(lambda: [_cosine(query, vector) for vector in vectors])
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: command.top_n]
     results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
     if command.return_documents:
@@ -161,12 +167,12 @@ async def _rerank(command: RerankCreate, engine: PoolingEngine) -> dict[str, Any
     return {"results": results, "usage": _usage(texts)}
 
 
-async def _classify(command: ClassifyCreate, engine: PoolingEngine) -> dict[str, Any]:
+async def _classify(command: ClassifyCreate, engine: PoolingEngine, heard: Heard) -> dict[str, Any]:
     _check_task(engine, command, CLASSIFY)
-    texts = [await engine.encode(text) for text in _list(command.input)]
+    texts = await _encoded(engine, [(text, None) for text in _list(command.input)])
     _check_lengths(engine, texts, "input" if isinstance(command.input, str) else "input[{}]")
     data = []
-    for index, probabilities in enumerate(await _vectors(engine, texts)):
+    for index, probabilities in enumerate(await _vectors(engine, texts, heard)):
         best = max(range(len(probabilities)), key=probabilities.__getitem__)
         label = engine.labels[best] if best < len(engine.labels) else str(best)
         row = {"index": index, "label": label, "probs": probabilities, "num_classes": len(probabilities)}
@@ -174,14 +180,27 @@ async def _classify(command: ClassifyCreate, engine: PoolingEngine) -> dict[str,
     return {"data": data, "usage": _usage(texts)}
 
 
+async def _encoded(engine: PoolingEngine, texts: Sequence[tuple[str, str | None]]) -> list[PooledText]:
+    """Tokenise texts, or pairs of them, with room for others in between."""
+    encoded = []
+    for text, second in texts:
+        encoded.append(await engine.encode(text, second))
+        await asyncio.sleep(0)
+    return encoded
+
+
 async def _vectors(
-    engine: PoolingEngine, texts: Sequence[PooledText], dimensions: int | None = None
+    engine: PoolingEngine, texts: Sequence[PooledText], heard: Heard, dimensions: int | None = None
 ) -> list[list[float]]:
     """Return one vector for each text; the first that fails takes the others back."""
     request_id = f"pool_{uuid.uuid4().hex}"
-    tasks = [
-        asyncio.create_task(engine.pool(f"{request_id}-{index}", text, dimensions)) for index, text in enumerate(texts)
-    ]
+
+    async def vector(index: int, text: PooledText) -> list[float]:
+        numbers = await engine.pool(f"{request_id}-{index}", text, dimensions)
+        heard()
+        return numbers
+
+    tasks = [asyncio.create_task(vector(index, text)) for index, text in enumerate(texts)]
     try:
         return list(await asyncio.gather(*tasks))
     finally:

@@ -72,6 +72,7 @@ class Chat:
         self._following = Following(runtime)
         runtime.go_on_elsewhere = self._following.take_over
         self._feeds = Feeds(runtime, self._channel_of)
+        self._pooling = Pooling(runtime, pool)
         self._running: dict[str, Generation] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.is_draining = False
@@ -93,7 +94,7 @@ class Chat:
             SessionUpdate: self.update_session,
             **ModelAdmin(runtime, pool).handlers,
             LimitsRetrieve: self.read_limits,
-            **Pooling(runtime, pool).handlers,
+            **self._pooling.handlers,
         }
 
     @property
@@ -399,7 +400,8 @@ class Chat:
         client.send(answer("conversation.unsubscribed", command, conversation={"id": command.conversation}))
 
     async def leave(self, client: Client) -> None:
-        """The connection is gone: end its subscriptions."""
+        """The connection is gone: end its subscriptions, and what only it has asked for."""
+        self._pooling.leave(client)
         await self._feeds.leave(client, None)
 
     async def list_conversations(self, client: Client, command: ConversationList) -> None:

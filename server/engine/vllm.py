@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import multiprocessing
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,7 +33,6 @@ from server.engine.base import (
     EngineDeadError,
     EngineError,
     EngineStartError,
-    FinishReason,
     GenerationRequest,
     ProgressCallback,
     Prompt,
@@ -42,24 +40,20 @@ from server.engine.base import (
     Sampling,
     VllmSettings,
 )
-from server.engine.lora import check_adapter
 from server.engine.parsing import AnswerReader, OutputReader, Parsers
 from server.engine.prompt import PromptRenderer
+from server.engine.vllm_adapters import Adapters
+from server.engine.vllm_outputs import chunk_of, outputs_of
 from server.engine.vllm_start import Start, check_source, engine_arguments, not_importable, on_event_loop
 
 if TYPE_CHECKING:
-    from vllm.lora.request import LoRARequest
-    from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
-    from vllm.v1.engine.output_processor import RequestOutputCollector
 
 # How long EngineCore may take to end by itself before it is killed, in seconds; 1 to 2 are usual. Killed, it leaves
 # its shared memory to multiprocessing's resource tracker, which removes it only when our process ends.
 SHUTDOWN_GRACE_S: Final = 8.0
 _KILLED_S: Final = 10.0
-
-_FINISH_REASONS: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 # `Sampling` and `SamplingParams` share these names. A model's own defaults stand where the request has None.
 _SAMPLING_FIELDS: Final = tuple(field.name for field in fields(Sampling) if field.name != "stop")
@@ -86,8 +80,7 @@ class VllmEngine:
         self._is_up = False
         self._defaults: dict[str, Any] = {}
         self._closer: threading.Thread | None = None
-        self._adapters: dict[str, LoRARequest] = {}
-        self._adapter_ids = itertools.count(1)  # vLLM wants one for each; none is used again
+        self._adapters = Adapters(self._settings)
 
     @property
     def unfinished(self) -> int:
@@ -210,11 +203,18 @@ class VllmEngine:
             prompt = tokens_input(list(request.prompt.token_ids), cache_salt=request.cache_salt or None)
             parameters = self._parameters(request.sampling, request.options)
             # What a parser reads is yielded: it is read where this generator runs.
-            outputs = _outputs(llm, prompt, parameters, request, request.sink if answer is None else None)
+            outputs = outputs_of(
+                llm,
+                request,
+                prompt=prompt,
+                parameters=parameters,
+                adapter=self._adapters.get(request.adapter),
+                sink=request.sink if answer is None else None,
+            )
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
                     cached = output.num_cached_tokens or cached
-                    chunk = _chunk(output, cached)
+                    chunk = chunk_of(output, cached)
                     if answer is not None:
                         chunk = answer.chunk(replace(chunk, token_ids=tuple(output.outputs[0].token_ids)))
                     yield chunk
@@ -224,30 +224,26 @@ class VllmEngine:
             raise self._translated(error) from error
 
     async def load_adapter(self, name: str, folder: str) -> None:
-        """Load a LoRA adapter; vLLM keeps as many as `max_loras` says ready, and the least recently used go first."""
+        """Load a LoRA adapter; vLLM would take some that do not fit, so it is looked at before."""
         llm = self._alive()
-        if name in self._adapters:
-            return
-        check_adapter(folder, self._settings)
-        from vllm.lora.request import LoRARequest  # noqa: PLC0415 - as in generate
-
-        request = LoRARequest(name, next(self._adapter_ids), folder)
         try:
-            await llm.add_lora(request)
+            await self._adapters.load(llm, name, folder)
+        except EngineError:
+            raise
         except Exception as error:
             fault = self._translated(error)
             if isinstance(fault, EngineDeadError):
                 raise fault from error
-            text = f"adapter {excerpt(folder)!r} does not fit model {self.name}: {fault}"
+            text = f"adapter {excerpt(folder)!r} does not fit its base model: {fault}"
             raise EngineStartError(text) from error
-        self._adapters[name] = request
 
     async def unload_adapter(self, name: str) -> None:
         """Take an adapter out of vLLM's memory."""
         llm = self._alive()
-        request = self._adapters.pop(name, None)
-        if request is not None:
-            await llm.remove_lora(request.lora_int_id)
+        try:
+            await self._adapters.unload(llm, name)
+        except Exception as error:
+            raise self._translated(error) from error
 
     async def check_health(self) -> None:
         """Ask vLLM whether its process lives."""
@@ -350,75 +346,3 @@ class VllmEngine:
             return EngineDeadError(f"the process of engine {self.name} is gone")
         cause = error.__cause__ or error  # vLLM wraps what it did not expect
         return EngineError(excerpt(" ".join(str(cause).split()) or type(cause).__name__))
-
-
-async def _outputs(
-    llm: AsyncLLM,
-    prompt: Any,
-    parameters: SamplingParams,
-    request: GenerationRequest,
-    sink: Callable[[Chunk], None] | None,
-) -> AsyncGenerator[RequestOutput, None]:
-    """Do what `AsyncLLM.generate` does, with a way past the task that waits: see `_Bypass`."""
-    queue = None
-    try:
-        queue = await llm.add_request(request.id, prompt, parameters, priority=request.priority)
-        if sink is not None:
-            queue.put = _Bypass(queue, sink)  # this one's: before the class's method
-        finished = False
-        while not finished:
-            output = queue.get_nowait() or await queue.get()
-            finished = output.finished
-            yield output
-    except (asyncio.CancelledError, GeneratorExit):
-        if queue is not None:
-            await llm.abort(queue.request_id, internal=True)
-        else:
-            await llm.abort(request.id)  # cancelled on its way to EngineCore
-        raise
-    except Exception:
-        if queue is not None and not llm.errored:  # a dead engine needs no abort
-            await llm.abort(queue.request_id, internal=True)
-        raise
-    finally:
-        if queue is not None and sink is not None:
-            del queue.put  # they hold each other
-
-
-class _Bypass:
-    """Stands in for a collector's `put`: hands what came to the sink at once, and wakes no task for it.
-
-    The last output, errors, and whatever comes while something waits in the collector go the usual way. It is called
-    in the output handler of all requests, where nothing may be raised.
-    """
-
-    __slots__ = ("_cached", "_put", "_queue", "_sink")
-
-    def __init__(self, queue: RequestOutputCollector, sink: Callable[[Chunk], None]) -> None:
-        self._queue = queue
-        self._put = queue.put
-        self._sink = sink
-        self._cached = 0
-
-    def __call__(self, output: Any) -> None:
-        if self._queue.output is not None or isinstance(output, Exception) or output.finished:
-            self._put(output)
-            return
-        try:
-            self._cached = output.num_cached_tokens or self._cached
-            self._sink(_chunk(output, self._cached))
-        except Exception as error:  # noqa: BLE001 it ends this request, and is raised where its task waits
-            self._put(error)
-
-
-def _chunk(output: RequestOutput, cached_tokens: int) -> Chunk:
-    completion = output.outputs[0]
-    text, reason = completion.text, completion.finish_reason
-    if reason is None:
-        return Chunk(text, len(completion.token_ids), None, cached_tokens)
-    if reason not in _FINISH_REASONS:
-        raise EngineError(f"the engine broke this answer off ({reason})")
-    finish_reason = _FINISH_REASONS[reason]
-    if finish_reason is FinishReason.LENGTH:
-        text = text.rstrip("\ufffd")  # half a character, cut off by max_tokens
-    return Chunk(text, len(completion.token_ids), finish_reason, cached_tokens)

@@ -1,15 +1,17 @@
 """A LoRA adapter as a model: an engine that has none of its own, but asks its base model's.
 
-So a hundred adapters cost one base model. An adapter is loaded when somebody asks for it, and brings its base along;
-which adapters are in the GPU's memory is vLLM's to decide (the least recently used go).
+So a hundred adapters cost one base model. An adapter is loaded when somebody asks for it, and brings its base along; it
+goes when its base goes. Which adapters are in the GPU's memory is vLLM's to decide (the least recently used go).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
+from typing import Final
+from weakref import WeakSet
 
 from protocol.events import Written
 from protocol.items import Message
@@ -29,6 +31,8 @@ from server.models.errors import ModelsError
 from server.models.model import Model
 from server.models.replica import Lease
 
+LOAD_TIMEOUT_S: Final = 120.0  # for one adapter, once its base is there: some megabytes from a disk, behind a long step
+
 
 class AdapterEngine:
     """See the module's text.
@@ -42,14 +46,14 @@ class AdapterEngine:
         self.max_concurrency = 0
         self._base = base
         self._folder = folder
-        self._engine: Engine | None = None  # the one that has it; another replica gets it with the first request
-        self._running: set[AsyncGenerator[Chunk, None]] = set()
+        self._hosts: WeakSet[AdapterHost] = WeakSet()  # that have it: the replicas of the base get it one by one
+        self._is_started = False
         self._is_closed = False
 
     @property
     def unfinished(self) -> int:
-        """Requests not yet ended."""
-        return 0 if self._is_closed else len(self._running)
+        """None of its own: whether the engine makes tokens is seen where all of its answers are, at the base model."""
+        return 0
 
     async def start(self, progress: ProgressCallback) -> None:
         """Load the base model if it is not, and the adapter into it."""
@@ -62,9 +66,9 @@ class AdapterEngine:
             raise EngineStartError(f"its base model {self._base.name} died: {error}") from error
         finally:
             lease.release()
-        self._engine = lease.engine
         self.context_length = lease.engine.context_length
         self.max_concurrency = lease.engine.max_concurrency
+        self._is_started = True
 
     async def _base_lease(self) -> Lease:
         try:
@@ -79,7 +83,13 @@ class AdapterEngine:
     async def _load_into(self, engine: Engine) -> None:
         if not isinstance(engine, AdapterHost):
             raise EngineStartError(f"its base model {self._base.name} takes no adapters")
-        await engine.load_adapter(self.name, self._folder)
+        self._hosts.add(engine)
+        try:
+            async with asyncio.timeout(LOAD_TIMEOUT_S):
+                await engine.load_adapter(self.name, self._folder)
+        except TimeoutError as error:
+            text = f"adapter {self.name} was not loaded into model {self._base.name} within {LOAD_TIMEOUT_S:g} s"
+            raise EngineStartError(text) from error
 
     async def check(self, options: Options) -> None:
         """As the base model does."""
@@ -98,40 +108,55 @@ class AdapterEngine:
         self._ready_engine()
         lease = self._base.lease(None)
         if lease is None:
-            raise EngineDeadError(f"the base model {self._base.name} of {self.name} is not loaded any more")
+            raise self._dead()
         try:
             await self._load_into(lease.engine)
             lease.asked()
-            chunks = lease.engine.generate(replace(request, adapter=self.name))
-            self._running.add(chunks)
-            try:
-                async with contextlib.aclosing(chunks):
-                    async for chunk in chunks:
-                        lease.heard()
-                        yield chunk
-            finally:
-                self._running.discard(chunks)
+            asked = replace(request, adapter=self.name, sink=_heard(lease, request.sink))
+            async with contextlib.aclosing(lease.engine.generate(asked)) as chunks:
+                async for chunk in chunks:
+                    lease.heard()
+                    yield chunk
+        except EngineDeadError:
+            lease.report_dead()
+            raise
         finally:
             lease.release()
 
     async def check_health(self) -> None:
-        """Ask the base model's engine."""
-        await self._ready_engine().check_health()
+        """Say whether the base model is there; its own replicas are watched already."""
+        self._ready_engine()
 
     def close(self) -> None:
         """Take no more requests; the base model goes on."""
         self._is_closed = True
 
     async def wait_closed(self) -> None:
-        """Take the adapter out of the base model's engine, if that still runs."""
+        """Take the adapter out of the base model's engines, where they still run."""
         self.close()
-        engine, self._engine = self._engine, None
-        if isinstance(engine, AdapterHost):
+        for engine in tuple(self._hosts):
             with contextlib.suppress(EngineError):
                 await asyncio.shield(engine.unload_adapter(self.name))
+        self._hosts.clear()
 
     def _ready_engine(self) -> Engine:
         engine = self._base.ready_engine
-        if self._is_closed or self._engine is None or engine is None:
-            raise EngineDeadError(f"the base model {self._base.name} of {self.name} is not loaded")
+        if self._is_closed or not self._is_started or engine is None:
+            raise self._dead()
         return engine
+
+    def _dead(self) -> EngineDeadError:
+        return EngineDeadError(f"the base model {self._base.name} of {self.name} is not loaded")
+
+
+def _heard(lease: Lease, sink: Callable[[Chunk], None] | None) -> Callable[[Chunk], None] | None:
+    """Return the sink as the base model's engine gets it: what it takes shows that the engine is well, too."""
+    if sink is None:
+        return None
+    take = sink
+
+    def receive(chunk: Chunk) -> None:
+        lease.heard()
+        take(chunk)
+
+    return receive

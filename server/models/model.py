@@ -74,6 +74,7 @@ class Model:
     start_timeout_s: loading may take this long; None sets no bound.
     is_elsewhere: another server or another model's engine runs it: it waits for no turn in loading (the base model of
         an adapter takes that), and is never given up once it has run, since what runs it may come back at any time.
+    base: the id of the model whose engine answers for it, for a LoRA adapter.
     sampling: fields of `Sampling` that stand where a request says nothing.
     poke: called when something has to be decided. eased: called when it is less busy, which matters to who waits.
     changed: set, then replaced, at every change of state or progress.
@@ -89,6 +90,7 @@ class Model:
     system_prompt: str | None = None
     start_timeout_s: float | None = None
     is_elsewhere: bool = False
+    base: str | None = None
     metrics: ModelMetrics | None = None
     admission_config: AdmissionConfig | None = None
     needs: Needs = field(default_factory=lambda: Needs(minimum=1))

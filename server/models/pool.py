@@ -130,6 +130,8 @@ class Pool:
     def pin(self, name: str, *, pinned: bool) -> Model:
         """Load and keep the model, or keep it no more. Raises UnknownModelError, RegistryError."""
         model = self.get(name)
+        if pinned and model.base is not None:
+            raise RegistryError(f"'{model.name}' has no engine of its own; pin its base model '{model.base}'")
         if pinned and model.given_up:
             raise RegistryError(f"'{model.name}' cannot be loaded: {model.detail}")
         model.needs = replace(model.needs, pinned=pinned)
@@ -154,8 +156,7 @@ class Pool:
         leaving = list(model.replicas)
         for replica in leaving:
             if replica.phase is Phase.READY or replica.phase is Phase.DRAINING:
-                replica.drains_for_good = True
-                replica.set(Phase.DRAINING, "unloading when its last answer has ended")
+                replica.drain("unloading when its last answer has ended")
             elif replica.phase is not Phase.STOPPING:
                 replica.stop("unloading")
         while any(replica in model.replicas for replica in leaving):
@@ -244,6 +245,7 @@ class Pool:
     def _step(self, now: float) -> float:
         """Do what is to be done now; return when to look again."""
         look_at = min(self._fail_late_wants(now), self._scale(now))
+        self._follow_bases()
         view = self._view(now)
         self._is_tense = bool(view.wants) or any(replica.phase is not Phase.READY for replica in view.replicas)
         decided = placement.plan(view)
@@ -265,6 +267,14 @@ class Pool:
         if now >= self._scaled_at + SCALE_INTERVAL_S:
             self._scaled_at = now
         return look_at
+
+    def _follow_bases(self) -> None:
+        """Let adapters go whose base model goes: they come back, and bring it along, when somebody asks for them."""
+        for model in self.models.values():
+            if model.base is not None and model.ready_engine and self.models[model.base].ready_engine is None:
+                for replica in model.replicas:
+                    if replica.phase is Phase.READY:
+                        replica.drain("its base model is going")
 
     def _fail_late_wants(self, now: float) -> float:
         look_at = math.inf
@@ -395,7 +405,8 @@ class Pool:
                     model.metrics.loaded(started_at - began)
                 self._ready(model, replica)
                 died_of = await replica.watch(self._stall_timeout_s)
-                fault = EngineStartError(died_of) if died_of is not None else None
+                # An adapter dies of its base model, which has its own back-off.
+                fault = EngineStartError(died_of) if died_of is not None and model.base is None else None
         except Exception as error:  # what nobody expected is a failed start, too: waiting for it must end
             if not isinstance(error, EngineStartError):
                 logger.exception("model %s: unexpected error", model.name, extra={"model": model.name})

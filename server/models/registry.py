@@ -65,6 +65,12 @@ class Registry:
 
     def add(self, model: Model, aliases: Iterable[str] = ()) -> None:
         """Take a model in. Raises RegistryError where a name is taken, and then leaves all as it was."""
+        if model.base is not None:
+            base = self._models.get(model.base)
+            if base is None:
+                raise RegistryError(f"there is no model '{model.base}' for the adapter '{model.name}': add that first")
+            if base.base is not None:
+                raise RegistryError(f"'{base.name}' is an adapter itself; name its base model '{base.base}'")
         names = [model.name, *aliases]
         for name in names:
             self._check_free(name)
@@ -86,6 +92,9 @@ class Registry:
             raise UnknownModelError(f"there is no model with the id '{name[:100]}'; an alias is moved, not removed")
         if self.find(self.default) is model:
             raise RegistryError(f"'{name}' is the default model; requests that name no model need it")
+        adapters = [other.name for other in self._models.values() if other.base == name]
+        if adapters:
+            raise RegistryError(f"'{name}' is the base of {', '.join(adapters[:_SHOWN])}; remove its adapters first")
         del self._models[name]
         for alias in self.aliases(name):
             del self._aliases[alias]

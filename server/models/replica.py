@@ -123,6 +123,11 @@ class Replica:
         self._alarm.set()
         self.set(Phase.STOPPING, detail)
 
+    def drain(self, detail: str) -> None:
+        """Take no new answers, and go when the last one has ended."""
+        self.drains_for_good = True
+        self.set(Phase.DRAINING, detail)
+
     def report_dead(self) -> None:
         """A request found the engine dead: take nothing to it any more."""
         if self.phase in (Phase.READY, Phase.DRAINING):

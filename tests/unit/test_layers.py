@@ -30,7 +30,9 @@ SAME_UNIT = {"server.config_loading": "server.config"} | dict.fromkeys(
 TIER = {unit: number for number, units in enumerate(TIERS) for unit in units}
 
 CONCRETE_ENGINES = {f"server.engine.{name}" for name in ("vllm", "vllm_pooling", "echo", "openai", "triton")}
-VLLM = {"server.engine.vllm", "server.engine.vllm_pooling"}  # the second is the first with another ending
+# The second is the first with another ending.
+VLLM = {"server.engine.vllm", "server.engine.vllm_pooling"}
+VLLM_PARTS = {f"server.engine.{name}" for name in ("parsing", "vllm_adapters", "vllm_outputs")}
 CONCRETE_STORE = {"server.store.redis", "server.store.embedded"}
 
 PROTOCOL_MAY_IMPORT = {"protocol", "orjson", "msgspec"}
@@ -80,7 +82,7 @@ def faults(path: Path, source: str) -> list[str]:
             CONCRETE_STORE if unit != "server.store" else set()
         )
         wrong += [f"imports {name}: only app.py names it" for name in imported & concrete]
-    if module not in VLLM | {"server.engine.parsing"}:
+    if module not in VLLM | VLLM_PARTS:
         wrong += [
             f"imports {name}: only engine/vllm*.py and parsing.py may" for name in imported if top(name) == "vllm"
         ]

@@ -170,11 +170,11 @@ async def test_a_seed_makes_an_answer_repeatable(engine: Engine) -> None:
 
 async def test_stop_by_length_inside_a_character_shows_nothing_of_it(engine: VllmEngine) -> None:
     """The last chunk of an answer that was cut has no trailing U+FFFD, whatever vLLM gives."""
-    from server.engine.vllm import _chunk
+    from server.engine.vllm_outputs import chunk_of
 
     completion = SimpleNamespace(text="ab\ufffd\ufffd", finish_reason="length", token_ids=[1, 2])
     output: Any = SimpleNamespace(outputs=[completion])
-    chunk = _chunk(output, 3)
+    chunk = chunk_of(output, 3)
     assert (chunk.text, chunk.token_count, chunk.finish_reason) == ("ab", 2, FinishReason.LENGTH)
 
 

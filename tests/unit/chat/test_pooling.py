@@ -41,13 +41,17 @@ class Scripted:
             self.running -= 1
 
 
+def nobody() -> None:
+    """Nobody wants to hear that the engine is well."""
+
+
 def engine(task: str, labels: tuple[str, ...] = (), **vectors: list[float]) -> Any:
     return Scripted(task, vectors, labels)
 
 
 async def test_embeddings_keep_the_order() -> None:
     """Also where one text is given twice."""
-    made = await _embed(EmbeddingCreate(model="m", input=["b", "a", "b"]), engine("embed", a=[1.0], b=[2.0]))
+    made = await _embed(EmbeddingCreate(model="m", input=["b", "a", "b"]), engine("embed", a=[1.0], b=[2.0]), nobody)
     assert [row["embedding"] for row in made["data"]] == [[2.0], [1.0], [2.0]]
     assert made["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
 
@@ -56,7 +60,7 @@ async def test_reranking_by_vectors_is_by_their_angle() -> None:
     """Not by their length; a vector of zeros is near to nothing."""
     vectors: Any = {"q": [1.0, 0.0], "near": [9.0, 1.0], "far": [0.0, 1.0], "none": [0.0, 0.0]}
     command = RerankCreate(model="m", query="q", documents=["none", "far", "near"])
-    made = await _rerank(command, engine("embed", **vectors))
+    made = await _rerank(command, engine("embed", **vectors), nobody)
     assert [row["index"] for row in made["results"]] == [2, 0, 1]
     assert made["results"][0]["relevance_score"] == pytest.approx(0.994, abs=0.001)
 
@@ -65,20 +69,20 @@ async def test_reranking_by_a_cross_encoder_asks_for_pairs() -> None:
     """One score for query and document together."""
     pairs: Any = {"q|a": [0.1], "q|b": [0.9]}
     command = RerankCreate(model="m", query="q", documents=["a", "b"], top_n=1, return_documents=True)
-    made = await _rerank(command, engine("classify", ("score",), **pairs))
+    made = await _rerank(command, engine("classify", ("score",), **pairs), nobody)
     assert made["results"] == [{"index": 1, "relevance_score": 0.9, "document": {"text": "b"}}]
 
 
 async def test_a_label_without_a_name_is_its_number() -> None:
     """Some models name none."""
-    made = await _classify(ClassifyCreate(model="m", input="x"), engine("classify", ("a",), x=[0.2, 0.8]))
+    made = await _classify(ClassifyCreate(model="m", input="x"), engine("classify", ("a",), x=[0.2, 0.8]), nobody)
     assert made["data"] == [{"index": 0, "label": "1", "probs": [0.2, 0.8], "num_classes": 2}]
 
 
 async def test_the_wrong_kind_of_model_is_told() -> None:
     """With what it can do, and what is wanted."""
     with pytest.raises(ProtocolError, match="classifies texts; name one that embeds") as caught:
-        await _embed(EmbeddingCreate(model="m", input="x"), engine("classify"))
+        await _embed(EmbeddingCreate(model="m", input="x"), engine("classify"), nobody)
     assert caught.value.param == "model"
 
 
@@ -88,7 +92,7 @@ async def test_the_wrong_kind_of_model_is_told() -> None:
 async def test_a_text_that_is_too_long_is_named(query: str, documents: list[str], param: str) -> None:
     """None of the texts is asked for then."""
     with pytest.raises(ProtocolError, match="11 tokens, but the model takes 10") as caught:
-        await _rerank(RerankCreate(model="m", query=query, documents=documents), engine("embed"))
+        await _rerank(RerankCreate(model="m", query=query, documents=documents), engine("embed"), nobody)
     assert caught.value.param == param
 
 
@@ -96,5 +100,5 @@ async def test_one_text_that_fails_takes_the_others_back() -> None:
     """Nothing goes on for an answer that will not come."""
     scripted = engine("embed")
     with pytest.raises(RequestError):
-        await _embed(EmbeddingCreate(model="m", input=["hang", "fail"]), scripted)
+        await _embed(EmbeddingCreate(model="m", input=["hang", "fail"]), scripted, nobody)
     assert scripted.running == 0

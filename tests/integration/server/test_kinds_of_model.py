@@ -1,51 +1,158 @@
-"""Embedding, reranking and classifying models on real vLLM, beside each other behind one server."""
+"""LoRA adapters, and models that make no text, on real vLLM behind one server."""
 
 from __future__ import annotations
 
 import base64
 import math
+import shutil
 import struct
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.integration.server import wire
-from tests.integration.server.wire import Client, client
+from tests.integration.server.wire import Answer, Client, client
 from tests.support.pooling_models import LABELS, minilm, with_head
+from tests.support.random_adapter import make_random_adapter
 from tests.support.server import ServerProcess
 
+LOAD_S = 150  # a model is loaded while its first command waits
 CONFIG = """
-default_model = "minilm"
+default_model = "base"
+[vllm]
+max_num_seqs = 16
+[models.base]
+source = "{base}"
+max_loras = 2
+max_lora_rank = 16
+[models.first]
+base = "base"
+source = "{folder}/first"
+[models.second]
+base = "base"
+source = "{folder}/second"
 [models.minilm]
 source = "{minilm}"
 runner = "pooling"
 min_replicas = 0
 aliases = ["embedder"]
 [models.mood]
-source = "{mood}"
+source = "{folder}/mood"
 runner = "pooling"
 min_replicas = 0
 [models.cross]
-source = "{cross}"
+source = "{folder}/cross"
 runner = "pooling"
 min_replicas = 0
 [models.echo]
 source = "echo"
 backend = "echo"
 """
+GREEDY: dict[str, Any] = {"temperature": 0, "max_output_tokens": 12, "ignore_eos": True, "store": False}
 PARIS, CATS = "Paris is the capital of France.", "Cats purr when they are content."
 
 
 @pytest.fixture(scope="module")
-def vllm_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    folder = tmp_path_factory.mktemp("heads")
-    mood, cross = with_head(folder / "mood", LABELS), with_head(folder / "cross", ("score",))
-    config = CONFIG.format(minilm=minilm(), mood=mood, cross=cross)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    make_random_adapter(folder / "first", seed=1)
+    make_random_adapter(folder / "second", seed=2, rank=16)
+    with_head(folder / "mood", LABELS)
+    with_head(folder / "cross", ("score",))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def vllm_gateway(
+    random_model_dir: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    config = CONFIG.format(base=random_model_dir, folder=folder, minilm=minilm())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "PATIENCE_S", 150)  # a model is loaded while its first command waits
+        patch.setattr(wire, "PATIENCE_S", LOAD_S)
         with ServerProcess(tmp_path_factory.mktemp("data"), config=config, engine="vllm") as server:
             yield server
     assert server.faults() == []
+
+
+async def states(user: Client) -> dict[str, str]:
+    return {row["id"]: row["state"] for row in (await user.do("model.list"))["data"]}
+
+
+async def asked(user: Client, model: str) -> Answer:
+    return await user.ask("Hello", model=model, stream_id=model, **GREEDY)
+
+
+async def test_one_engine_answers_as_three_models(vllm_gateway: ServerProcess) -> None:
+    """Greedy, base and adapters differ, each says the same again, also at once; the adapters came when asked for."""
+    names = ["first", "second", "base"]
+    async with client(vllm_gateway) as user:
+        before = await states(user)
+        assert [before[name] for name in names] == ["unloaded", "unloaded", "ready"]
+        alone = {name: (await asked(user, name)).text for name in names}
+        assert len(set(alone.values())) == 3
+        for name in names:
+            await user.create("Hello", model=name, stream_id=name, **GREEDY)
+        assert {name: (await user.answer(name)).text for name in names} == alone
+        after = await states(user)
+        assert [after[name] for name in names] == ["ready"] * 3
+    assert vllm_gateway.metric("model_state", model="minilm", state="unloaded") == 1
+    engines = [name for name in vllm_gateway.children().values() if "VLLM" in name or "Engine" in name]
+    assert len(engines) == 1, vllm_gateway.children()
+
+
+async def test_an_unloaded_adapter_is_gone_and_comes_back(vllm_gateway: ServerProcess, folder: Path) -> None:
+    """Its base stays; what is in its folder by then is what is loaded the next time, and no cache knows the old one."""
+    async with client(vllm_gateway) as user:
+        before = (await asked(user, "first")).text
+        await user.do("model.unload", model="first")
+        now = await states(user)
+        assert (now["base"], now["first"]) == ("ready", "unloaded")
+        shutil.rmtree(folder / "first")
+        make_random_adapter(folder / "first", seed=3)
+        assert (await asked(user, "first")).text != before
+
+
+async def test_adapters_that_do_not_fit_are_refused_by_name(vllm_gateway: ServerProcess, tmp_path: Path) -> None:
+    """At load, with what does not fit, which vLLM itself would take; base and adapters go on."""
+    wrong: dict[str, tuple[dict[str, Any], str]] = {
+        "narrow": ({"hidden": 64}, "self_attn.q_proj is 64 by 64, and the model's 128 by 128"),
+        "deep": ({"layers": 3}, "changes model.layers.2.self_attn.q_proj, which the model does not have"),
+        "high": ({"rank": 32}, "its rank is 32, and the base model takes 16; set the base model's max_lora_rank"),
+    }
+    async with client(vllm_gateway) as user:
+        good = (await asked(user, "second")).text
+        for name, (shape, text) in wrong.items():
+            source = str(make_random_adapter(tmp_path / name, seed=4, **shape))
+            added = await user.do("model.add", model=name, settings={"source": source, "base": "base"})
+            assert added["type"] == "model.added", added
+            answer = await asked(user, name)
+            assert (answer.type, answer.response["error"]["code"]) == ("response.failed", "model_unavailable")
+            assert "does not fit its base model" in answer.response["error"]["message"]
+            assert text in answer.response["error"]["message"]
+        assert (await states(user))["base"] == "ready"
+        assert (await asked(user, "second")).text == good
+
+
+async def test_adapters_that_cannot_be_are_refused_when_they_are_added(
+    vllm_gateway: ServerProcess, tmp_path: Path
+) -> None:
+    """No folder, half a file, a base that is not there, an adapter's adapter."""
+    half = make_random_adapter(tmp_path / "half", seed=5)
+    weights = half / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    whole = str(make_random_adapter(tmp_path / "whole", seed=6))
+    async with client(vllm_gateway) as user:
+        for source, base, text in (
+            (str(tmp_path / "nowhere"), "base", "holds no adapter_config.json"),
+            (str(half), "base", "adapter_model.safetensors is cut off"),
+            (whole, "bsae", "there is no model 'bsae' for the adapter 'x'"),
+            (whole, "first", "'first' is an adapter itself; name its base model 'base'"),
+        ):
+            error = await user.refused("model.add", model="x", settings={"source": source, "base": base})
+            assert text in error["message"]
+        assert "pin its base model" in (await user.refused("model.pin", model="first", pinned=True))["message"]
 
 
 def cosine(one: list[float], other: list[float]) -> float:
