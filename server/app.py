@@ -40,9 +40,10 @@ from server.gateway.http import HttpRoutes
 from server.gateway.listener import Listener
 from server.gateway.sockets import GatewayConnection
 from server.gateway.text_mode import TextConnection
+from server.models import changes
 from server.models.adapter import AdapterEngine
 from server.models.devices import device_list, model_needs, on_devices, placement_policy, scaling_policy
-from server.models.errors import ModelFailedError, ModelSourceError
+from server.models.errors import ModelFailedError, ModelSourceError, RegistryError
 from server.models.model import Model, ModelState
 from server.models.placement import fits
 from server.models.pool import EngineFactory, Pool
@@ -133,7 +134,8 @@ class App:
         # 1. The store: nothing works without it.
         store = await self._open_store(stack)
         # 2. The models: sources are found before the port is taken, so that a typo costs nobody anything.
-        self._pool = pool = await self._make_pool()
+        changed = await self._read_changes(store)
+        self._pool = pool = await self._make_pool(changed)
         metrics.watch(pool)
         # 3. What answers turns.
         journal = Journal(store, metrics, config.store)
@@ -152,6 +154,8 @@ class App:
         stack.push_async_callback(runtime.close)
         self._chat = chat = Chat(runtime, pool)
         await bus.subscribe(f"gateway:{runtime.gateway_id}", chat.control)
+        await bus.subscribe(changes.TOPIC, chat.model_changes.heard)
+        await chat.model_changes.apply(changed)
         self._takeover = takeover = Takeover(runtime, chat.adopt, chat.has_model)
         await self._first_beat(takeover)
         # 4. The port: clients may come while models load, and are told how far that is.
@@ -168,9 +172,10 @@ class App:
         # 5. The engines.
         stack.push_async_callback(self._close_pool, pool)
         pool.on_loaded = self._loaded
-        pool.start()
+        pool.start(config.models)
         self._keep(runtime, access.sign_in.run(), "sign-in")
         self._keep(runtime, access.limits.run(), "limits")
+        self._keep(runtime, chat.model_changes.run(), "changes of the models")
         self._keep(runtime, journal.wait(), "journal")
         self._keep(runtime, relay.wait(), "relay")
         beat = self._keep(runtime, takeover.run(), "takeover")
@@ -245,7 +250,14 @@ class App:
                 break
         self._give_up("the embedded Valkey does not stay up")
 
-    async def _make_pool(self) -> Pool:
+    async def _read_changes(self, store: RedisStore) -> changes.Changed:
+        try:
+            return changes.read(await store.model_changes())
+        except StoreError as error:
+            raise StartError(str(error)) from None
+
+    async def _make_pool(self, changed: changes.Changed) -> Pool:
+        """Make the settings file's models, but for those that were changed while servers ran."""
         config = self._config
         devices = device_list(config)
         policy = placement_policy(config)
@@ -259,7 +271,11 @@ class App:
             want_timeout_s=config.placement.want_timeout_s,
         )
         for name, settings in sorted(config.models.items(), key=lambda item: item[1].base is not None):  # bases first
-            pool.add(await self._make_model(name, settings), settings.aliases)
+            if name not in changed.models or name == pool.default:
+                try:
+                    pool.add(await self._make_model(name, settings), settings.aliases)
+                except RegistryError as error:  # what was changed while servers ran is in its way
+                    raise StartError(f"models.{name}: {error}; or forget changes: tokenwire models reset") from None
         pool.make_model = self._make_model
         return pool
 

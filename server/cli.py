@@ -14,7 +14,7 @@ from typing import Any, Final
 from server.cli_chat import add_chat_command
 from server.cli_keys import add_keys_commands
 from server.cli_models import add_models_commands
-from server.config import DAY_S, FILE_VARIABLE, Config, is_loopback
+from server.config import DAY_S, FILE_VARIABLE, Config, ModelConfig, is_loopback
 from server.errors import ConfigError, StartError
 
 EXIT_FAULT: Final = 2  # a fault of the settings or the machine; nothing was left running
@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=command)
         _add_flags(sub)
     add_keys_commands(commands, _add_flags)
-    add_models_commands(commands)
+    add_models_commands(commands, _add_flags)
     add_chat_command(commands)
     return parser
 
@@ -177,7 +177,8 @@ def _model_lines(config: Config) -> tuple[list[tuple[str, str]], list[str]]:
                 lines.append(("model", f"{name}{default}: {model.source} at {model.remote.url} ({backend})"))
                 continue
         try:
-            lines.append(("model", f"{name}{default}: {_source_words(model.source)}"))
+            words = _source_words(model.source) if model.base is None else _adapter_words(model)
+            lines.append(("model", f"{name}{default}: {words}"))
         except StartError as error:
             faults.append(f"models.{name}.source: {error}")
     return lines, faults
@@ -197,6 +198,18 @@ def _source_words(source: str) -> str:
     except ModelSourceError as error:
         raise StartError(str(error)) from None
     return f"in {found}" if Path(found).exists() else f"{found} from the model hub, or its cache"
+
+
+def _adapter_words(model: ModelConfig) -> str:
+    """Say what an adapter is; raises StartError where it is none."""
+    from server.engine.base import EngineStartError  # noqa: PLC0415 only check needs it
+    from server.engine.lora import read_adapter  # noqa: PLC0415 as above
+
+    try:
+        adapter = read_adapter(model.source)
+    except EngineStartError as error:
+        raise StartError(str(error)) from None
+    return f"a LoRA adapter of rank {adapter.rank} for {model.base}, in {adapter.folder}"
 
 
 def _store_lines(config: Config) -> list[tuple[str, str]]:

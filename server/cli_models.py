@@ -1,4 +1,7 @@
-"""`tokenwire models list|add|remove|load|unload|pin|unpin|alias`: a running server's models from the command line."""
+"""`tokenwire models list|add|remove|load|unload|pin|unpin|alias`: a running server's models from the command line.
+
+`reset` alone needs no running server, but the settings that say which store.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from server.config import Config
 from server.errors import StartError
 
 URL: Final = "http://127.0.0.1:8000"
@@ -17,10 +21,11 @@ EXIT_REFUSED: Final = 1
 MAX_REPLY_BYTES: Final = 64 * 1024 * 1024  # a list of many models
 
 
-def add_models_commands(commands: Any) -> None:
-    """Add `models` and its commands."""
+def add_models_commands(commands: Any, add_flags: Callable[[argparse.ArgumentParser], None]) -> None:
+    """Add `models` and its commands. add_flags: adds those that say which settings count, and so which store."""
     text = "list and change the models of a running server"
-    models = commands.add_parser("models", help=text, description=f"{text.capitalize()}. Changes last until it stops.")
+    lasts = "What is added, removed, pinned or renamed holds for all servers on one store, also after a restart."
+    models = commands.add_parser("models", help=text, description=f"{text.capitalize()}. {lasts}")
     sub = models.add_subparsers(required=True, metavar="COMMAND")
     _command(sub, "list", "show the models and their states", _list)
     for name, words in (
@@ -38,6 +43,21 @@ def add_models_commands(commands: Any) -> None:
     alias = _command(sub, "alias", "give a model another name, or move that name to it", _alias)
     alias.add_argument("alias", metavar="ALIAS")
     alias.add_argument("model", metavar="NAME")
+    text = "forget what was added, removed, pinned and renamed: the next start has the settings file's models again"
+    forget = sub.add_parser("reset", help=text, description=text, allow_abbrev=False)
+    forget.set_defaults(command=reset)
+    add_flags(forget)
+
+
+def reset(config: Config) -> int:
+    """Forget the changes in the store that these settings name. Raises StartError."""
+    from server.app import use_store  # noqa: PLC0415 seconds of imports that the others do without
+
+    async def work(store: Any) -> int:
+        await store.drop_model_changes()
+        return 0
+
+    return use_store(config, work)
 
 
 def _command(sub: Any, name: str, text: str, frame: Callable[..., dict[str, Any]]) -> argparse.ArgumentParser:

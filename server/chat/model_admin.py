@@ -1,7 +1,8 @@
 """Admin commands: models loaded, unloaded, pinned, added, removed and renamed while the server runs.
 
-They change this process, not the settings file. What takes long is answered when it is done, and does not keep the
-connection from its other commands meanwhile.
+What is added, removed, pinned or renamed holds for all gateways on one store and over restarts; the settings file stays
+as it is. Loading and unloading is this process's own. What takes long is answered when it is done, and does not keep
+the connection from its other commands meanwhile.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from server.chat.reads import wire_model
 from server.chat.runtime import Runtime
 from server.config import MODEL_NAME, ModelConfig
 from server.errors import StartError
+from server.models.changes import Changes
 from server.models.errors import ModelSourceError
 from server.models.model import Model
 from server.models.pool import Pool
@@ -40,9 +42,10 @@ Work = Callable[[Any], Awaitable[dict[str, Any]]]
 class ModelAdmin:
     """handlers: one for each command, by its type."""
 
-    def __init__(self, runtime: Runtime, pool: Pool) -> None:
+    def __init__(self, runtime: Runtime, pool: Pool, changes: Changes) -> None:
         self._runtime = runtime
         self._pool = pool
+        self._changes = changes
         self._work: dict[type[Command], tuple[str, Work]] = {
             ModelLoad: ("model.loaded", self._load),
             ModelUnload: ("model.unloaded", self._unload),
@@ -80,26 +83,24 @@ class ModelAdmin:
         return self._wire(await self._pool.unload(command.model))
 
     async def _pin(self, command: ModelPin) -> dict[str, Any]:
-        return self._wire(self._pool.pin(command.model, pinned=command.pinned))
+        return self._wire(await self._changes.pin(command.model, pinned=command.pinned))
 
     async def _add(self, command: ModelAdd) -> dict[str, Any]:
         settings = _settings(command.settings)
         for param, name in (("model", command.model), *(("settings.aliases", alias) for alias in settings.aliases)):
             _check_name(name, param)
         try:
-            model = await self._pool.make_model(command.model, settings)
+            return self._wire(await self._changes.add(command.model, command.settings))
         except (StartError, ModelSourceError) as error:
             raise ProtocolError("invalid_request", str(error), param="settings") from None
-        self._pool.add(model, settings.aliases)
-        return self._wire(model)
 
     async def _remove(self, command: ModelRemove) -> dict[str, Any]:
-        await self._pool.remove(command.model)
+        await self._changes.remove(command.model)
         return {"id": command.model, "object": "model.removed", "removed": True}
 
     async def _alias(self, command: ModelAlias) -> dict[str, Any]:
         _check_name(command.alias, "alias")
-        self._pool.registry.alias(command.alias, command.model)
+        await self._changes.alias(command.alias, command.model)
         return self._wire(self._pool.get(command.alias))
 
 

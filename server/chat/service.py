@@ -51,6 +51,7 @@ from server.chat.runtime import Runtime
 from server.chat.search import search
 from server.chat.session import wire_session
 from server.chat.turn import Turn, make_turn, message_items, restored_turn
+from server.models.changes import Changes
 from server.models.pool import Pool
 from server.store.base import Conversation, StoredResponse, StoreError
 
@@ -73,6 +74,7 @@ class Chat:
         runtime.go_on_elsewhere = self._following.take_over
         self._feeds = Feeds(runtime, self._channel_of)
         self._pooling = Pooling(runtime, pool)
+        self.model_changes = Changes(runtime.store, runtime.bus, pool)
         self._running: dict[str, Generation] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.is_draining = False
@@ -92,7 +94,7 @@ class Chat:
             ConversationItemsList: self.list_items,
             ModelList: self.list_models,
             SessionUpdate: self.update_session,
-            **ModelAdmin(runtime, pool).handlers,
+            **ModelAdmin(runtime, pool, self.model_changes).handlers,
             LimitsRetrieve: self.read_limits,
             **self._pooling.handlers,
         }

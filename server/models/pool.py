@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Final
@@ -101,11 +101,16 @@ class Pool:
 
     def add(self, model: Model, aliases: Iterable[str] = ()) -> None:
         """Take a model in; nothing is loaded before it is wanted. Raises RegistryError, which leaves it out."""
-        if model.name in self._gone:
-            raise RegistryError(f"a model '{model.name}' is being removed; wait for its last answers to end")
+        self.check_new(model.name, aliases, model.base)
         self.registry.add(model, aliases)
         model.poke, model.eased = self.poke, self._eased
         self.poke()
+
+    def check_new(self, name: str, aliases: Iterable[str], base: str | None) -> None:
+        """Raise RegistryError where such a model cannot be taken in."""
+        if name in self._gone:
+            raise RegistryError(f"a model '{name}' is being removed; wait for its last answers to end")
+        self.registry.check_new(name, aliases, base)
 
     async def load(self, name: str) -> Model:
         """Return when the model is ready. Raises UnknownModelError, ModelUnavailableError."""
@@ -129,17 +134,29 @@ class Pool:
 
     def pin(self, name: str, *, pinned: bool) -> Model:
         """Load and keep the model, or keep it no more. Raises UnknownModelError, RegistryError."""
+        model = self.check_pin(name, pinned=pinned)
+        model.needs = replace(model.needs, pinned=pinned)
+        model.tell()
+        return model
+
+    def check_pin(self, name: str, *, pinned: bool) -> Model:
+        """Return the model. Raises UnknownModelError, RegistryError where it cannot be kept."""
         model = self.get(name)
         if pinned and model.base is not None:
             raise RegistryError(f"'{model.name}' has no engine of its own; pin its base model '{model.base}'")
         if pinned and model.given_up:
             raise RegistryError(f"'{model.name}' cannot be loaded: {model.detail}")
-        model.needs = replace(model.needs, pinned=pinned)
-        model.tell()
         return model
 
     async def remove(self, name: str) -> None:
         """Return when the model's last answers have ended; it is not there for new ones from now on.
+
+        Raises UnknownModelError, RegistryError.
+        """
+        await self.see_off(self.take_out(name))
+
+    def take_out(self, name: str) -> Model:
+        """Remove the model for who comes from now on; `see_off` must follow.
 
         Raises UnknownModelError, RegistryError.
         """
@@ -148,8 +165,12 @@ class Pool:
         model.needs = replace(model.needs, pinned=False, minimum=0)
         model.fail_wants(UnknownModelError(f"the model '{name}' was removed"))
         self._gone[name] = model
+        return model
+
+    async def see_off(self, model: Model) -> None:
+        """Return when the last answers of a model that was taken out have ended."""
         await self._drain(model)
-        self._gone.pop(name, None)
+        self._gone.pop(model.name, None)
 
     async def _drain(self, model: Model) -> None:
         """Return when the replicas that the model has now are gone."""
@@ -164,10 +185,14 @@ class Pool:
 
     # Life
 
-    def start(self) -> None:
-        """Begin to load what must be there, one after the other on each device, and to serve wants."""
+    def start(self, expected: Container[str] | None = None) -> None:
+        """Begin to load what must be there, one after the other on each device, and to serve wants.
+
+        expected: the models that `wait_ready` may wait for; None: all.
+        """
         default = self.registry.find(self.default)
-        self._first = [model for model in self.models.values() if model.needs.floor or model is default]
+        first = [model for model in self.models.values() if model.needs.floor or model is default]
+        self._first = [model for model in first if expected is None or model.name in expected]
         if default is not None and not default.needs.floor:
             default.want(Want(until_ready=True))
         self._placer = asyncio.create_task(self._place(), name="placement")

@@ -65,28 +65,44 @@ class Registry:
 
     def add(self, model: Model, aliases: Iterable[str] = ()) -> None:
         """Take a model in. Raises RegistryError where a name is taken, and then leaves all as it was."""
-        if model.base is not None:
-            base = self._models.get(model.base)
-            if base is None:
-                raise RegistryError(f"there is no model '{model.base}' for the adapter '{model.name}': add that first")
-            if base.base is not None:
-                raise RegistryError(f"'{base.name}' is an adapter itself; name its base model '{base.base}'")
-        names = [model.name, *aliases]
-        for name in names:
-            self._check_free(name)
-        if len(set(names)) < len(names):
-            raise RegistryError(f"model '{model.name}' has a name twice: {', '.join(names)}")
+        self.check_new(model.name, aliases, model.base)
         self._models[model.name] = model
         self._aliases.update(dict.fromkeys(aliases, model.name))
 
+    def check_new(self, name: str, aliases: Iterable[str], base: str | None) -> None:
+        """Raise RegistryError where a model of these names, and with that base model, cannot be taken in."""
+        names = [name, *aliases]
+        for each in names:
+            self._check_free(each)
+        if len(set(names)) < len(names):
+            raise RegistryError(f"model '{name}' has a name twice: {', '.join(names)}")
+        if base is None:
+            return
+        if base not in self._models:
+            raise RegistryError(f"there is no model '{base}' for the adapter '{name}': add that first")
+        if (below := self._models[base].base) is not None:
+            raise RegistryError(f"'{base}' is an adapter itself; name its base model '{below}'")
+
     def alias(self, alias: str, name: str) -> None:
         """Give a model another name, or move that name to it. Raises RegistryError, UnknownModelError."""
+        self._aliases[alias] = self.check_alias(alias, name)
+
+    def check_alias(self, alias: str, name: str) -> str:
+        """Return the id of the model that the alias would mean. Raises RegistryError, UnknownModelError."""
         if alias in self._models:
             raise RegistryError(f"'{alias}' is a model; an alias needs a name of its own")
-        self._aliases[alias] = self.get(name).name
+        return self.get(name).name
 
     def remove(self, name: str) -> Model:
-        """Forget a model and its aliases. Raises UnknownModelError, and RegistryError for the default model."""
+        """Forget a model and its aliases. Raises as `check_removal`."""
+        model = self.check_removal(name)
+        del self._models[name]
+        for alias in self.aliases(name):
+            del self._aliases[alias]
+        return model
+
+    def check_removal(self, name: str) -> Model:
+        """Return the model. Raises UnknownModelError, and RegistryError for the default model and adapters' bases."""
         model = self._models.get(name)
         if model is None:
             raise UnknownModelError(f"there is no model with the id '{name[:100]}'; an alias is moved, not removed")
@@ -95,9 +111,6 @@ class Registry:
         adapters = [other.name for other in self._models.values() if other.base == name]
         if adapters:
             raise RegistryError(f"'{name}' is the base of {', '.join(adapters[:_SHOWN])}; remove its adapters first")
-        del self._models[name]
-        for alias in self.aliases(name):
-            del self._aliases[alias]
         return model
 
     def _check_free(self, name: str) -> None:

@@ -6,7 +6,7 @@ repeated (a lost reply is retried), so every write is idempotent. Times are Unix
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -247,6 +247,14 @@ class Store(Protocol):
 
     async def read_events(self, response_id: str, *, after: int, count: int) -> list[tuple[int, bytes]]:
         """Return (sequence_number, event) after a sequence number (-1: from the start), oldest first; [] if expired."""
+
+    # What administrators have changed of the models: fields as `models.changes` has them
+    async def put_model_changes(self, fields: Mapping[str, bytes], gone: Sequence[str] = ()) -> None:
+        """Write some fields, and drop others; repeating it is harmless."""
+
+    async def model_changes(self) -> dict[str, bytes]:
+        """Return all fields."""
+        ...
 
     # Gateways
     async def heartbeat(self, gateway: str, ttl_s: float) -> None:

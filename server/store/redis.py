@@ -8,6 +8,7 @@ from typing import Final
 
 from server.config import LimitsConfig, StoreConfig
 from server.store.base import StoreError, StoreUnavailableError
+from server.store.changes import ChangeStore
 from server.store.client import RedisClient
 from server.store.connection import bulk_connection
 from server.store.conversations import ConversationStore
@@ -22,7 +23,7 @@ PING_TTL_S: Final = 60
 OLDEST: Final = "7"  # PEXPIRETIME and what scripts may do came with it
 
 
-class RedisStore(ConversationStore, TurnStore, JournalStore, CredentialStore, QuotaStore):
+class RedisStore(ConversationStore, TurnStore, JournalStore, CredentialStore, QuotaStore, ChangeStore):
     """`base.Store` on one Redis 7 or Valkey server (with replicas if you like; not on Redis Cluster).
 
     url: redis://, rediss:// or unix://. All that must be atomic is one Lua script; the scripts load themselves, also

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -52,6 +52,7 @@ class MemoryStore:
         self.commands: dict[tuple[str, str], str] = {}
         self.journals: dict[str, list[JournalEntry]] = defaultdict(list)
         self.gateways: set[str] = set()
+        self.changes: dict[str, bytes] = {}
         self.is_away = False
         self.calls: list[str] = []
         self.waiting: dict[str, int] = defaultdict(int)  # calls that a pause holds
@@ -257,6 +258,16 @@ class MemoryStore:
         return [(e.sequence_number, e.data) for e in journal if e.sequence_number > after][:count]
 
     # Gateways
+
+    async def put_model_changes(self, fields: Mapping[str, bytes], gone: Sequence[str] = ()) -> None:
+        await self._call("put_model_changes")
+        self.changes.update(fields)
+        for name in gone:
+            self.changes.pop(name, None)
+
+    async def model_changes(self) -> dict[str, bytes]:
+        await self._call("model_changes")
+        return dict(self.changes)
 
     async def heartbeat(self, gateway: str, ttl_s: float) -> None:
         await self._call("heartbeat")
