@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import pytest
 
 from protocol.items import Message
-from server.engine.base import EngineDeadError, EngineStartError, GenerationRequest, Sampling
+from server.engine.base import Chunk, EngineDeadError, EngineStartError, GenerationRequest, Sampling
 from server.models import pool as pools
 from server.models import replica as replicas
 from server.models.adapter import AdapterEngine
-from server.models.errors import ModelsError
+from server.models.errors import ModelsError, RegistryError
 from server.models.model import Model, ModelState
 from server.models.pool import Pool
 from server.models.state import Needs
@@ -50,7 +51,8 @@ class World:
 
         self.base = Model("base", make_host, 10, 1, needs=Needs())
         self.adapters = {name: self.adapter(name) for name in ("a", "b", "misfit")}
-        self.pool = Pool([self.base, *self.adapters.values()], "base", 100)
+        other = Model("other", lambda _devices: ScriptedEngine(), 10, 1, needs=Needs())
+        self.pool = Pool([self.base, other, *self.adapters.values()], "other", 100)
         self.pool.start()
 
     def adapter(self, name: str) -> Model:
@@ -131,6 +133,86 @@ async def test_without_its_base_it_is_dead_and_comes_back_with_it(world: World) 
     await world.pool.load("a")
     assert len(world.hosts) == 2
     assert world.host.adapters == ["a"]
+
+
+async def test_going_with_its_base_is_no_failure(world: World) -> None:
+    """Else models that take turns would be put off ever longer."""
+    for _ in range(4):
+        await world.pool.load("a")
+        await world.pool.unload("base")
+        await until(lambda: world.adapters["a"].state is ModelState.UNLOADED)
+    assert world.adapters["a"].failures == 0
+    assert len(world.hosts) == 4
+
+
+async def test_a_base_goes_when_its_adapters_answers_have_ended(world: World) -> None:
+    """They are not broken off; the adapter takes no new ones meanwhile."""
+    await world.pool.load("a")
+    engine = world.adapters["a"].ready_engine
+    lease = world.adapters["a"].lease(None)
+    assert engine is not None
+    assert lease is not None
+    prompt = await engine.render([Message("user", "x")])
+    async with aclosing(engine.generate(GenerationRequest("r", prompt, Sampling(5)))) as chunks:
+        world.host.say("hi")
+        await anext(chunks)
+        unloading = asyncio.create_task(world.pool.unload("base"))
+        await until(lambda: world.adapters["a"].state is ModelState.DRAINING)
+        world.host.say(" there")
+        assert (await anext(chunks)).text == " there"
+        assert not unloading.done()
+    lease.release()
+    await unloading
+    await until(lambda: world.adapters["a"].state is ModelState.UNLOADED)
+
+
+async def test_a_base_that_dies_is_started_again_for_its_adapter(world: World) -> None:
+    """The answer that ran is told; the base has the failure, and the adapter none."""
+    await world.pool.load("a")
+    engine, lease = world.adapters["a"].ready_engine, world.adapters["a"].lease(None)
+    assert engine is not None
+    assert lease is not None
+    prompt = await engine.render([Message("user", "x")])
+    world.host.die()
+    with pytest.raises(EngineDeadError):
+        async with aclosing(engine.generate(GenerationRequest("r", prompt, Sampling(5)))) as chunks:
+            await anext(chunks)
+    lease.report_dead()
+    lease.release()
+    await world.pool.load("a")
+    assert (world.base.failures, world.adapters["a"].failures, len(world.hosts)) == (1, 0, 2)
+
+
+async def test_chunks_that_are_handed_over_show_that_the_base_is_well(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come past the generator, and count for the base model's replica all the same."""
+    await world.pool.load("a")
+    world.host.hands_over = True
+    engine = world.adapters["a"].ready_engine
+    assert engine is not None
+    prompt = await engine.render([Message("user", "x")])
+    taken: list[Chunk] = []
+    world.host.say("hi")
+    world.host.end()
+    heard: list[None] = []
+    monkeypatch.setattr(world.base.replicas[0], "heard", lambda: heard.append(None))
+    async with aclosing(engine.generate(GenerationRequest("r", prompt, Sampling(5), sink=taken.append))) as chunks:
+        assert (await anext(chunks)).text == ""
+    assert [chunk.text for chunk in taken] == ["hi"]
+    assert len(heard) == 3  # when it was asked, and with either chunk
+
+
+async def test_what_an_adapter_cannot_be(world: World) -> None:
+    """Pinned, without its base, or an adapter's base."""
+    with pytest.raises(RegistryError, match="pin its base model 'base'"):
+        world.pool.pin("a", pinned=True)
+    with pytest.raises(RegistryError, match="'base' is the base of a, b, misfit; remove its adapters first"):
+        world.pool.take_out("base")
+    with pytest.raises(RegistryError, match="there is no model 'bsae' for the adapter 'c'"):
+        world.pool.check_new("c", (), "bsae")
+    with pytest.raises(RegistryError, match="'a' is an adapter itself; name its base model 'base'"):
+        world.pool.check_new("c", (), "a")
 
 
 async def test_a_base_that_takes_no_adapters_is_told() -> None:
