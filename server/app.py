@@ -284,7 +284,7 @@ class App:
         config = self._config
         for key, text in config.model_faults(settings):  # one that is added later was not checked with the others
             raise StartError(f"models.{name}.{key}: {text}")
-        source = await self._source(settings)
+        source = await self._source(name, settings)
         needs = model_needs(config, settings, source)
         reason = fits(needs, device_list(config), placement_policy(config))
         if reason is not None:
@@ -331,12 +331,12 @@ class App:
         kind = VllmPoolingEngine if model.runner == "pooling" else VllmEngine
         return lambda devices: kind(name, source, on_devices(settings, devices, memory))
 
-    async def _source(self, model: ModelConfig) -> str:
+    async def _source(self, name: str, model: ModelConfig) -> str:
         """Return what the engine loads, fetched and converted where that is needed."""
         if self._config.backend_of(model) != "vllm":
             return model.source
         if model.base is not None:
-            _adapter_rank(model)
+            _adapter_rank(name, model)
             return model.source
 
         def progress(text: str) -> None:
@@ -463,7 +463,7 @@ def _make_sign_in(config: Config, store: RedisStore) -> SignIn:
 def _vllm_settings(config: Config, name: str, model: ModelConfig) -> VllmSettings:
     """Return a model's engine arguments: its own, else those for all models, else what its adapters need."""
     given = {key: getattr(model, key) or getattr(config.vllm, key) for key in EngineLimits.model_fields}
-    ranks = [_adapter_rank(other) for other in config.models.values() if other.base == name]
+    ranks = [_adapter_rank(key, other) for key, other in config.models.items() if other.base == name]
     if ranks:
         given["max_loras"] = given["max_loras"] or min(len(ranks), ADAPTERS_AT_ONCE)
     if given["max_loras"]:
@@ -476,11 +476,11 @@ def _vllm_settings(config: Config, name: str, model: ModelConfig) -> VllmSetting
     )
 
 
-def _adapter_rank(model: ModelConfig) -> int:
+def _adapter_rank(name: str, model: ModelConfig) -> int:
     try:
         return read_adapter(model.source).rank
     except EngineStartError as error:
-        raise StartError(str(error)) from None
+        raise StartError(f"models.{name}.source: {error}") from None
 
 
 def _openai_settings(model: str, remote: RemoteConfig) -> OpenAISettings:

@@ -29,6 +29,7 @@ _ENGINE_FIELDS: Final = (
     "reasoning_parser",  # so that what guides an answer waits until its thoughts are over
     "max_lora_rank",
 )
+CPU_LORA: Final = "server.engine.vllm_cpu_lora.WorkerExtension"
 CACHED_ADAPTERS: Final = 64  # in the machine's memory, the least recently used go first; some megabytes each
 # bfloat16 is ten times slower than float32 without AVX-512; compiling takes minutes. A block is the smallest
 # piece of a prompt that the prefix cache can find again: 32 tokens is the smallest its CPU kernels take, the
@@ -164,6 +165,8 @@ def engine_arguments(source: str, settings: VllmSettings, *, cpu: bool) -> dict[
     if settings.max_loras is not None:
         cached = max(settings.max_loras, CACHED_ADAPTERS)
         arguments |= {"enable_lora": True, "max_loras": settings.max_loras, "max_cpu_loras": cached}
+        if cpu:
+            arguments["worker_extension_cls"] = CPU_LORA
     return arguments | dict(settings.extra)
 
 

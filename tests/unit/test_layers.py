@@ -32,7 +32,7 @@ TIER = {unit: number for number, units in enumerate(TIERS) for unit in units}
 CONCRETE_ENGINES = {f"server.engine.{name}" for name in ("vllm", "vllm_pooling", "echo", "openai", "triton")}
 # The second is the first with another ending.
 VLLM = {"server.engine.vllm", "server.engine.vllm_pooling"}
-VLLM_PARTS = {f"server.engine.{name}" for name in ("parsing", "vllm_adapters", "vllm_outputs")}
+VLLM_PARTS = {f"server.engine.{name}" for name in ("parsing", "vllm_adapters", "vllm_cpu_lora", "vllm_outputs")}
 CONCRETE_STORE = {"server.store.redis", "server.store.embedded"}
 
 PROTOCOL_MAY_IMPORT = {"protocol", "orjson", "msgspec"}
@@ -148,7 +148,7 @@ def test_a_right_import_passes(path, source):
 def test_the_server_imports_without_vllm_and_without_the_tests_packages():
     """Two modules need vLLM, and only when an engine starts that uses them; the `dev` extra is never needed."""
     names = [module_name(path) for path in MODULES]
-    names = [name for name in names if name not in {*VLLM, "server.__main__"}]
+    names = [name for name in names if name not in {*VLLM, "server.engine.vllm_cpu_lora", "server.__main__"}]
     blocked = [
         "vllm",
         "torch",

@@ -85,13 +85,15 @@ async def asked(user: Client, model: str) -> Answer:
 
 
 async def test_one_engine_answers_as_three_models(vllm_gateway: ServerProcess) -> None:
-    """Greedy, base and adapters differ, each says the same again, also at once; the adapters came when asked for."""
+    """Greedy, base and adapters differ, and each says the same again, also at once."""
     names = ["first", "second", "base"]
     async with client(vllm_gateway) as user:
         before = await states(user)
         assert [before[name] for name in names] == ["unloaded", "unloaded", "ready"]
+        before_them = (await asked(user, "base")).text
         alone = {name: (await asked(user, name)).text for name in names}
         assert len(set(alone.values())) == 3
+        assert alone["base"] == before_them  # vLLM's own kernels for CPUs would answer with the last adapter
         for name in names:
             await user.create("Hello", model=name, stream_id=name, **GREEDY)
         assert {name: (await user.answer(name)).text for name in names} == alone

@@ -14,7 +14,7 @@ import pytest
 from server.engine.base import EngineDeadError, EngineStartError, VllmSettings
 from server.engine.core_process import SOCKET_FOLDER, CoreEntry, CoreOutput, root_cause
 from server.engine.vllm import VllmEngine
-from server.engine.vllm_start import Start, check_source, engine_arguments, explain
+from server.engine.vllm_start import CPU_LORA, Start, check_source, engine_arguments, explain
 
 
 def test_defaults_on_a_cpu() -> None:
@@ -40,6 +40,16 @@ def test_what_is_set_wins_and_extra_wins_over_all() -> None:
     arguments = engine_arguments("m", settings, cpu=True)
     assert (arguments["enforce_eager"], arguments["seed"], arguments["block_size"]) == (False, 7, 64)
     assert arguments["kv_cache_memory_bytes"] == 2**29
+
+
+def test_adapters_have_room_where_it_is_asked_for() -> None:
+    """And on a CPU, where vLLM's own code for them is wrong, the workers mend it."""
+    arguments = engine_arguments("m", VllmSettings(max_loras=2, max_lora_rank=32), cpu=True)
+    assert arguments["worker_extension_cls"] == CPU_LORA
+    arguments = engine_arguments("m", VllmSettings(max_loras=2, max_lora_rank=32), cpu=False)
+    named = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 32, "max_cpu_loras": 64}
+    assert named.items() <= arguments.items()
+    assert "worker_extension_cls" not in arguments
 
 
 @pytest.mark.parametrize("source", ["/no/such/model", "./no-such", "~/no-such-model-here"])
