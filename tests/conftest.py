@@ -11,7 +11,13 @@ hypothesis.settings.load_profile("tokenwire")
 
 VLLM = "vllm_"  # so begins the name of a fixture that uses the run's one vLLM
 # Minutes each, most of them for engines of their own. Begun first, they are not what a lone worker ends with.
-LONGEST = ("test_vllm_process.py", "test_models_vllm.py", "test_chaos_vllm.py", "test_chaos.py")
+LONGEST = (
+    "test_vllm_process.py",
+    "test_models_vllm.py",
+    "test_kinds_of_model.py",
+    "test_chaos_vllm.py",
+    "test_chaos.py",
+)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

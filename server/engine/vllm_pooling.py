@@ -93,7 +93,8 @@ class VllmPoolingEngine(VllmEngine):
     async def pool(self, request_id: str, text: PooledText, dimensions: int | None = None) -> list[float]:
         """Ask vLLM for the vector."""
         llm = self._alive()
-        from vllm.inputs.engine import tokens_input  # noqa: PLC0415 - imported by now, this only looks it up
+        from vllm.exceptions import VLLMClientError  # noqa: PLC0415 - imported by now, this only looks it up
+        from vllm.inputs.engine import tokens_input  # noqa: PLC0415 - as above
         from vllm.pooling_params import PoolingParams  # noqa: PLC0415 - as above
 
         parameters = PoolingParams(task=self.task, dimensions=dimensions)
@@ -104,7 +105,7 @@ class VllmPoolingEngine(VllmEngine):
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
                     return [float(number) for number in output.outputs.data.reshape(-1).tolist()]
-        except ValueError as error:
+        except (ValueError, VLLMClientError) as error:
             raise RequestError(excerpt(" ".join(str(error).split()))) from error
         except EngineError:
             raise

