@@ -16,6 +16,7 @@ from server.chat.rights import may_use
 from server.models.model import Model
 from server.models.pool import Pool
 from server.models.registry import Registry
+from server.models.replica import Replica
 from server.store.base import Conversation, Store, StoredResponse
 
 T = TypeVar("T")
@@ -96,12 +97,20 @@ def wire_model(model: Model, registry: Registry) -> dict[str, Any]:
             {
                 "id": replica.id,
                 "state": replica.phase.value,
-                "devices": [device.id for device in replica.devices],
+                "devices": _devices(model, replica, registry),
                 "running": replica.leases,
             }
             for replica in model.replicas
         ],
     }
+
+
+def _devices(model: Model, replica: Replica, registry: Registry) -> list[str]:
+    """Return where it is; an adapter is where its base model is."""
+    base = registry.models.get(model.base or "")
+    return list(
+        dict.fromkeys(device.id for at in ([replica] if base is None else base.replicas) for device in at.devices)
+    )
 
 
 async def _translated(work: Awaitable[T]) -> T:
