@@ -16,13 +16,14 @@ from tests.support.server import ServerProcess, is_alive, until_gone
 ROUNDS = int(os.environ.get("TOKENWIRE_TEST_ROUNDS", "1"))
 LEAK_BYTES = 24 * 2**20  # a round may leave no more than this; the process has 1 GiB
 LOAD_S = 300  # on a busy machine
+LONG = 1200  # tokens: more than a second
 ASKED = "Tell me a story."
 GREEDY: dict[str, Any] = {"temperature": 0, "max_output_tokens": 12, "ignore_eos": True}
 # a and b take turns on `one`; c is at home on `two`, twice.
 SETTINGS = """
 default_model = "c"
 [vllm]
-max_model_len = 512
+max_model_len = 2048
 [placement]
 preset = "latency"
 memory_threshold = 1.0
@@ -44,6 +45,7 @@ source = "{source}"
 memory_gib = 1.5
 pin = true
 min_replicas = 2
+max_replicas = 2
 """
 
 
@@ -66,6 +68,12 @@ async def replicas(wire: Client) -> list[tuple[str, str, int]]:
     return sorted((replica["id"], replica["state"], replica["running"]) for replica in found)
 
 
+async def until_both_idle(wire: Client) -> None:
+    async with asyncio.timeout(LOAD_S):
+        while await replicas(wire) != [("c#1", "ready", 0), ("c#2", "ready", 0)]:  # noqa: ASYNC110 nothing tells of it
+            await asyncio.sleep(0.1)
+
+
 @pytest.mark.timeout(900)
 async def test_models_that_do_not_fit_together(random_model_dir: Path, tmp_path: Path):
     """Each is answered, the other one's process and memory are gone by then, round after round without a leak.
@@ -76,6 +84,7 @@ async def test_models_that_do_not_fit_together(random_model_dir: Path, tmp_path:
     server = ServerProcess(tmp_path, config=SETTINGS.format(source=random_model_dir), engine="vllm")
     with server.start(timeout_s=LOAD_S):
         async with client(server) as wire:
+            await until_both_idle(wire)
             pinned = engines(server)
             assert len(pinned) == 2
             texts: dict[str, str] = {}
@@ -94,7 +103,7 @@ async def test_models_that_do_not_fit_together(random_model_dir: Path, tmp_path:
             print("resident MiB after each round:", *(size // 2**20 for size in sizes))
 
             # A streams, B is asked for, and C's replicas stream when one of them is killed: all are right.
-            long = {**GREEDY, "max_output_tokens": 300}
+            long = {**GREEDY, "max_output_tokens": LONG}
             await wire.create(ASKED, model="a", stream_id="a", **long)
             begun = {"a": await wire.until(DELTA, stream_id="a")}
             await wire.create(ASKED, model="b", stream_id="b", **GREEDY)
@@ -105,14 +114,12 @@ async def test_models_that_do_not_fit_together(random_model_dir: Path, tmp_path:
             os.kill(min(pinned), signal.SIGKILL)
             for lane, events in begun.items():
                 answer = Answer([*events, *await wire.until(*TERMINAL, stream_id=lane)]).check()
-                assert answer.response["usage"]["output_tokens"] == 300
+                assert answer.response["usage"]["output_tokens"] == LONG
                 assert lane != "a" or answer.text.startswith(texts["a"])
             answer = await wire.answer("b")
             assert answer.text == texts.setdefault("b", answer.text) != texts["a"]
             assert server.metric("model_evictions_total") == 2 * ROUNDS - 1
             until_gone(min(pinned))
             assert is_alive(max(pinned))
-            async with asyncio.timeout(LOAD_S):
-                while await replicas(wire) != [("c#1", "ready", 0), ("c#2", "ready", 0)]:  # noqa: ASYNC110 nothing tells
-                    await asyncio.sleep(0.1)
+            await until_both_idle(wire)
     assert server.wait() == 0
