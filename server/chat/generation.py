@@ -19,6 +19,7 @@ from server.chat.context import Context
 from server.chat.ending import End, Ending
 from server.chat.errors import translate
 from server.chat.hub import Channel
+from server.chat.intake import Intake
 from server.chat.patience import Patience
 from server.chat.preparation import Preparation
 from server.chat.repetition import Repetition
@@ -88,6 +89,7 @@ class Generation:
         self._preparation = Preparation(turn, runtime)
         self._repetition = Repetition(())
         self._away_told_at: float | None = None
+        self._intake: Intake | None = None  # while a request runs
         self._has_spoken = False  # clients have some of its text
         limits = runtime.config.limits
         self._patience = Patience(
@@ -149,6 +151,8 @@ class Generation:
 
     def take_events(self) -> list[Event]:
         """Hand over what has gathered; the end itself goes out with `_finish`, in one write with the record."""
+        if self._intake is not None:
+            self._intake.ask()
         # Nor anything once a batch was refused: what came later may go through, and would leave a gap before it.
         is_over = self.stream.state.is_terminal or self._refusal is not None
         return [] if is_over else self.stream.take()
@@ -310,23 +314,22 @@ class Generation:
         return replace(context, prompt=prompt, max_tokens=min(left, engine.context_length - prompt.token_count))
 
     async def _consume(self, lease: Lease, request: GenerationRequest) -> None:
-        """Take the answer's chunks: handed over as they are made, or pulled once a tick.
+        """Take the answer's chunks: handed over, or pulled once a tick.
 
         Either way the stream gathers their text until the journal asks for it.
         """
-
-        def receive(chunk: Chunk) -> None:
-            lease.heard()
-            self._receive(chunk)
-
         lease.asked()
-        async with aclosing(lease.engine.generate(replace(request, sink=receive))) as chunks:
-            async for chunk in chunks:
-                receive(chunk)
-                if chunk.finish_reason is not None:
-                    self._end(chunk.finish_reason)
-                    return
-                await self._flushed(urgent=False)
+        self._intake = intake = Intake(lease, self._receive, self._received)
+        try:
+            async with aclosing(lease.engine.generate(replace(request, sink=intake))) as chunks:
+                async for chunk in chunks:
+                    intake.receive(chunk)
+                    if chunk.finish_reason is not None:
+                        self._end(chunk.finish_reason)
+                        return
+                    await self._flushed(urgent=False)
+        finally:
+            self._intake = None  # they know each other
         raise ProtocolError("engine_error", "the engine stopped without saying why")
 
     def _receive(self, chunk: Chunk) -> None:
@@ -335,7 +338,11 @@ class Generation:
             return
         self._tally.count(chunk)
         self._add(chunk)
-        if chunk.finish_reason is None and self.stream.has_pending:
+
+    def _received(self) -> None:
+        """Something has come in, or waits with the engine."""
+        has_more = self.stream.has_pending or (self._intake is not None and self._intake.has_more)
+        if has_more and self.stream.state is State.RUNNING:
             self._notify(urgent=not self._has_spoken)
 
     def _add(self, chunk: Chunk) -> None:

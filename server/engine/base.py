@@ -99,6 +99,25 @@ class Prompt:
     opening: int = 0
 
 
+class Sink(Protocol):
+    """Where an answer's chunks go without waking anybody, which for many answers is most of what a token costs.
+
+    It is called on the event loop.
+    """
+
+    def receive(self, chunk: Chunk) -> None:
+        """Take a chunk, in their order; also while `hand_over` runs."""
+        ...
+
+    def wait(self, hand_over: Callable[[], None]) -> None:
+        """Some tokens wait with the engine, until `hand_over` makes a chunk of them and of those that follow."""
+        ...
+
+    def heard(self) -> None:
+        """More tokens wait: the engine makes progress."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One answer to make. `id` is unique among the engine's unfinished requests.
@@ -108,8 +127,7 @@ class GenerationRequest:
     priority: 0 is the most urgent. An engine that is short of room may put off those with higher numbers.
     options: what its output is to be and is read as.
     adapter: one that the engine has loaded, see `AdapterHost`.
-    sink: where an engine may hand over chunks instead of yielding them, all but the last, on the event loop: nobody is
-    woken for that, which for many answers is a quarter of what a token costs. None: yield them all.
+    sink: where an engine may hand over chunks instead of yielding them, all but the last. None: yield them all.
     """
 
     id: str
@@ -119,7 +137,7 @@ class GenerationRequest:
     priority: int = 0
     options: Options = PLAIN
     adapter: str | None = None
-    sink: Callable[[Chunk], None] | None = field(default=None, repr=False, compare=False)
+    sink: Sink | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""vLLM behind the engine contract. It is imported here and in `parsing`, and only when an engine starts.
+"""vLLM behind the engine contract. It is imported here, in `parsing` and in `vllm_outputs`, and only when an engine starts.
 
 What vLLM 0.32 does, as read in its source, and what follows from it:
 
@@ -43,7 +43,7 @@ from server.engine.base import (
 from server.engine.parsing import AnswerReader, OutputReader, Parsers
 from server.engine.prompt import PromptRenderer
 from server.engine.vllm_adapters import Adapters
-from server.engine.vllm_outputs import chunk_of, outputs_of
+from server.engine.vllm_outputs import Gathering, chunk_of, outputs
 from server.engine.vllm_start import Start, check_source, engine_arguments, not_importable, on_event_loop
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class VllmEngine:
         self._renderer: PromptRenderer | None = None
         self._reader: OutputReader | None = None
         self._is_up = False
+        self._gathering: Gathering | None = None
         self._defaults: dict[str, Any] = {}
         self._closer: threading.Thread | None = None
         self._adapters = Adapters(self._settings)
@@ -146,6 +147,7 @@ class VllmEngine:
         self._defaults = llm.model_config.get_diff_sampling_param()
         self.context_length = llm.model_config.max_model_len
         self.max_concurrency = llm.scheduler_config.max_num_seqs
+        self._gathering = Gathering(llm.output_processor)
         tokenizer = llm.get_tokenizer()
         settings = self._settings
         self._reader = OutputReader(tokenizer, Parsers(settings.tool_parser, settings.reasoning_parser))
@@ -202,17 +204,12 @@ class VllmEngine:
                 yield Chunk("", 0, None, 0, await answer.again(request.prompt.continuation.text))
             prompt = tokens_input(list(request.prompt.token_ids), cache_salt=request.cache_salt or None)
             parameters = self._parameters(request.sampling, request.options)
-            # What a parser reads is yielded: it is read where this generator runs.
-            outputs = outputs_of(
-                llm,
-                request,
-                prompt=prompt,
-                parameters=parameters,
-                adapter=self._adapters.get(request.adapter),
-                sink=request.sink if answer is None else None,
-            )
-            async with contextlib.aclosing(outputs):
-                async for output in outputs:
+            if answer is not None:  # what a parser reads is yielded: it is read where this generator runs
+                request = replace(request, sink=None)
+            assert self._gathering is not None
+            made = outputs(llm, self._gathering, request, prompt, parameters, self._adapters.get(request.adapter))
+            async with contextlib.aclosing(made):
+                async for output in made:
                     cached = output.num_cached_tokens or cached
                     chunk = chunk_of(output, cached)
                     if answer is not None:

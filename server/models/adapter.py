@@ -112,7 +112,7 @@ class AdapterEngine:
         try:
             await self._load_into(lease.engine)
             lease.asked()
-            asked = replace(request, adapter=self.name, sink=_heard(lease, request.sink))
+            asked = replace(request, adapter=self.name, sink=request.sink and _Heard(lease, request.sink))
             async with contextlib.aclosing(lease.engine.generate(asked)) as chunks:
                 async for chunk in chunks:
                     lease.heard()
@@ -149,14 +149,21 @@ class AdapterEngine:
         return EngineDeadError(f"the base model {self._base.name} of {self.name} is not loaded")
 
 
-def _heard(lease: Lease, sink: Callable[[Chunk], None] | None) -> Callable[[Chunk], None] | None:
-    """Return the sink as the base model's engine gets it: what it takes shows that the engine is well, too."""
-    if sink is None:
-        return None
-    take = sink
+class _Heard:
+    """A sink as the base model's engine gets it: what it takes shows that the engine is well, too."""
 
-    def receive(chunk: Chunk) -> None:
-        lease.heard()
-        take(chunk)
+    def __init__(self, lease: Lease, sink: Sink) -> None:
+        self._lease = lease
+        self._sink = sink
 
-    return receive
+    def receive(self, chunk: Chunk) -> None:
+        self._lease.heard()
+        self._sink.receive(chunk)
+
+    def wait(self, hand_over: Callable[[], None]) -> None:
+        self._lease.heard()
+        self._sink.wait(hand_over)
+
+    def heard(self) -> None:
+        self._lease.heard()
+        self._sink.heard()

@@ -70,7 +70,7 @@ class ScriptedEngine:
                 if isinstance(step, Exception):
                     raise step
                 if self.hands_over and request.sink is not None and step.finish_reason is None:
-                    request.sink(step)
+                    request.sink.receive(step)
                 else:
                     yield step
         finally:

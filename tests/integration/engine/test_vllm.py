@@ -12,9 +12,10 @@ import pytest
 
 from protocol.items import Message
 from protocol.options import PLAIN
-from server.engine.base import Engine, EngineError, FinishReason, GenerationRequest, Prompt, Sampling
+from server.engine.base import Chunk, Engine, EngineError, FinishReason, GenerationRequest, Prompt, Sampling
 from server.engine.vllm import VllmEngine
 from tests.support.memory import until
+from tests.support.sink import Taking
 from tests.unit.engine.contract import EngineContract, ask, text_of, user
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -122,14 +123,15 @@ async def test_a_prompt_beyond_the_window_fails_alone(engine: Engine) -> None:
 async def test_a_fault_of_a_sink_ends_its_request_alone(engine: VllmEngine) -> None:
     """It is called where all requests' outputs are handled: the others, and the next ones, notice nothing."""
 
-    def fail(_chunk: Any) -> None:
-        raise RuntimeError("the sink is full")
+    class Full(Taking):
+        def receive(self, chunk: Chunk) -> None:
+            raise RuntimeError("the sink is full")
 
     prompt = await engine.render(user("Tell me a story."))
     sampling = Sampling(8, temperature=0.0, ignore_eos=True)
     other = asyncio.create_task(ask(engine, user("Tell me a story."), sampling))
     with pytest.raises(EngineError, match="the sink is full"):
-        async for _ in engine.generate(GenerationRequest("faulty", prompt, sampling, sink=fail)):
+        async for _ in engine.generate(GenerationRequest("faulty", prompt, sampling, sink=Full())):
             pass
     assert sum(chunk.token_count for chunk in await other) == 8
     assert engine.unfinished == 0
@@ -137,14 +139,17 @@ async def test_a_fault_of_a_sink_ends_its_request_alone(engine: VllmEngine) -> N
 
 async def test_an_answer_that_is_handed_over_can_be_cut_short(engine: VllmEngine) -> None:
     """Its task waits for the last chunk only; cancelled, it takes the request out of the engine."""
-    taken: list[Any] = []
+    sink = Taking(patience=2)
+    taken = sink.chunks
     prompt = await engine.render(user("Tell me a story."))
-    request = GenerationRequest("cut", prompt, Sampling(500, ignore_eos=True), sink=taken.append)
+    request = GenerationRequest("cut", prompt, Sampling(500, ignore_eos=True), sink=sink)
     waiting = asyncio.create_task(anext(engine.generate(request)))
     await until(lambda: len(taken) >= 3)
     waiting.cancel()
     await asyncio.wait([waiting])
     assert engine.unfinished == 0
+    assert [chunk.token_count for chunk in taken[:3]] == [1, 3, 3]
+    assert taken[-1].token_count == sink.waits  # what waited is not lost
     count = len(taken)
     await ask(engine, user("Hi."), Sampling(2))
     assert len(taken) == count

@@ -11,6 +11,7 @@ import pytest
 
 from protocol.items import Message
 from server.engine.base import Chunk, Engine, EngineError, FinishReason, GenerationRequest, Sampling
+from tests.support.sink import Taking
 
 _ids = itertools.count()
 
@@ -53,13 +54,15 @@ class EngineContract:
         assert 0 < sum(chunk.token_count for chunk in chunks) <= 64
         assert engine.unfinished == 0
 
-    async def test_a_sink_takes_chunks_in_their_order(self, engine: Engine) -> None:
+    @pytest.mark.parametrize("patience", [0, 3, 99])
+    async def test_a_sink_takes_chunks_in_their_order(self, engine: Engine, patience: int) -> None:
         """Handed over or yielded, it is one answer, whose last chunk is yielded."""
         sampling = Sampling(16, temperature=0.0, ignore_eos=True)
         whole = text_of(await ask(engine, user(self.QUESTION), sampling))
         prompt = await engine.render(user(self.QUESTION))
-        taken: list[Chunk] = []
-        request = GenerationRequest(f"sink-{next(_ids)}", prompt, sampling, sink=taken.append)
+        sink = Taking(patience)
+        taken = sink.chunks
+        request = GenerationRequest(f"sink-{next(_ids)}", prompt, sampling, sink=sink)
         async with aclosing(engine.generate(request)) as chunks:
             async for chunk in chunks:
                 last = chunk
