@@ -257,7 +257,7 @@ class StoreConfig(Section):
     journal_ttl_s: Annotated[int, Field(ge=1)] = 600  # a finished answer can be replayed event by event this long
     command_id_ttl_s: Annotated[int, Field(ge=60)] = DAY_S  # how long a repeated `id` is recognised
     write_ahead: bool = True  # false: clients see text before Redis has it, and may see what a crash then loses
-    tick_ms: Annotated[float, Field(ge=1, le=1000)] = 25.0  # journal flushes of running answers
+    tick_ms: Annotated[float, Field(ge=1, le=1000)] = 40.0  # journal flushes of running answers
     max_tick_ms: Annotated[float, Field(ge=1, le=10_000)] = 200.0  # under load ticks stretch up to this
     unavailable_timeout_s: Seconds = 10.0  # answers wait this long for Redis before they fail
     operation_timeout_s: Annotated[float, Field(gt=0)] = 5.0  # one Redis command
