@@ -1,4 +1,4 @@
-"""vLLM behind the engine contract. It is imported here, in `parsing` and in `vllm_outputs`, and only when an engine starts.
+"""vLLM behind the engine contract. It is imported here and in `parsing`, and only when an engine starts.
 
 What vLLM 0.32 does, as read in its source, and what follows from it:
 
