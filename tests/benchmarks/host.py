@@ -100,13 +100,14 @@ class Marks:
         self.idle: dict[str, float] = {}
 
     def on(self) -> None:
-        """Begin to note; the instances' methods stand before the classes'."""
+        """Begin to note: from here on these stand in the way."""
         self._llm.add_request, self._llm.abort = self._adding, self._aborting
         self._processor.process_outputs = self._processing
 
     def off(self) -> dict[str, Any]:
         """Stop, and return what was noted."""
-        del self._llm.add_request, self._llm.abort, self._processor.process_outputs
+        self._llm.add_request, self._llm.abort = self._add, self._abort
+        self._processor.process_outputs = self._process
         return {"asked": self.asked, "first": self.first, "idle": self.idle}
 
     async def _adding(self, request_id: str, *arguments: Any, **named: Any) -> Any:
