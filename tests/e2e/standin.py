@@ -22,7 +22,7 @@ from server.gateway.page import Page, security_headers
 
 SNAPSHOT_ITEMS = 100
 SEARCH_STEP = 50  # conversations that one command looks through
-SCRIPTS = ("!queue", "!refuse", "!cut", "!final", "!fail", "!silent", "!reason")
+SCRIPTS = ("!queue", "!refuse", "!cut", "!final", "!fail", "!silent")
 
 
 class Run:
@@ -326,8 +326,6 @@ class StandIn:
         if script == "!queue":
             await self._queue(run, response)
         await run.emit("response.created", response=response)
-        if script == "!reason":
-            items.append(await self._reason(run))
         if script == "!summary":
             await run.emit(
                 "response.in_progress", response={**response, "tokenwire": {"summarize": {"parts": 4, "done": 1}}}
@@ -364,16 +362,6 @@ class StandIn:
         await asyncio.sleep(0.6)
         await run.emit("response.queued", response=queued, tokenwire={"reason": "model_loading", "progress": 0.4})
         await asyncio.sleep(0.6)
-
-    async def _reason(self, run: Run) -> dict:
-        pieces = ("Let me see.", " It is", " a test.")
-        for delta in pieces:
-            await run.emit(
-                "response.reasoning_text.delta", item_id="rs_1", output_index=0, content_index=0, delta=delta
-            )
-            await asyncio.sleep(0.1)
-        content = [{"type": "reasoning_text", "text": "".join(pieces)}]
-        return {"id": f"rs_{run.id}", "type": "reasoning", "content": content, "response_id": run.id}
 
     async def _fail(self, run: Run, response: dict) -> None:
         self.conversations[run.conversation]["running_response"] = None

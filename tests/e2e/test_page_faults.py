@@ -185,20 +185,6 @@ def test_a_file_without_a_word_is_summarised_and_its_parts_are_counted(
     assert "long ago" in first["input"]
 
 
-def test_thoughts_that_the_server_tells_apart_are_folded(stand_in: StandIn, open_page: Open):
-    chat = open_page(stand_in.url)
-    chat.send("!reason about it")
-    expect(chat.page.get_by_text("Thinking…", exact=True)).to_be_visible()
-    chat.expect_status("completed")
-    for _ in range(2):
-        expect(chat.answer).to_have_text("!reason about it")
-        expect(chat.answers.last.locator(".thoughts")).to_be_hidden()
-        chat.page.get_by_text("Thoughts", exact=True).click()
-        expect(chat.answers.last.locator(".thoughts")).to_have_text("Let me see. It is a test.")
-        chat.page.reload()
-        chat.expect_status("completed")
-
-
 def test_a_tab_that_the_browser_put_to_sleep_catches_up(stand_in: StandIn, context: BrowserContext, open_page: Open):
     """Its socket was closed meanwhile, as phones and proxies do, and it heard nothing of that."""
     chat = open_page(stand_in.url)
