@@ -26,6 +26,7 @@ from server.engine.base import (
     GenerationRequest,
     ProgressCallback,
     Prompt,
+    Sink,
 )
 from server.models.errors import ModelsError
 from server.models.model import Model

@@ -9,7 +9,7 @@ from contextlib import aclosing
 import pytest
 
 from protocol.items import Message
-from server.engine.base import Chunk, EngineDeadError, EngineStartError, GenerationRequest, Sampling
+from server.engine.base import EngineDeadError, EngineStartError, GenerationRequest, Sampling
 from server.models import pool as pools
 from server.models import replica as replicas
 from server.models.adapter import AdapterEngine
@@ -19,6 +19,7 @@ from server.models.pool import Pool
 from server.models.state import Needs
 from tests.support.memory import until
 from tests.support.scripted import ScriptedEngine
+from tests.support.sink import Taking
 
 
 class Host(ScriptedEngine):
@@ -192,14 +193,14 @@ async def test_chunks_that_are_handed_over_show_that_the_base_is_well(
     engine = world.adapters["a"].ready_engine
     assert engine is not None
     prompt = await engine.render([Message("user", "x")])
-    taken: list[Chunk] = []
+    sink = Taking()
     world.host.say("hi")
     world.host.end()
     heard: list[None] = []
     monkeypatch.setattr(world.base.replicas[0], "heard", lambda: heard.append(None))
-    async with aclosing(engine.generate(GenerationRequest("r", prompt, Sampling(5), sink=taken.append))) as chunks:
+    async with aclosing(engine.generate(GenerationRequest("r", prompt, Sampling(5), sink=sink))) as chunks:
         assert (await anext(chunks)).text == ""
-    assert [chunk.text for chunk in taken] == ["hi"]
+    assert [chunk.text for chunk in sink.chunks] == ["hi"]
     assert len(heard) == 3  # when it was asked, and with either chunk
 
 
