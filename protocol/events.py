@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final, Literal
+from itertools import chain
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -41,6 +42,9 @@ class Written(msgspec.Struct, frozen=True, gc=False):
 
 NOTHING_WRITTEN: Final = Written()
 
+# One token: `token`, `bytes`, `logprob`, and in `top_logprobs` the likeliest in its place, as OpenAI has them.
+Logprob: TypeAlias = dict[str, Any]
+
 
 class Event(msgspec.Struct, frozen=True, gc=False):
     """One event of a response, encoded once for every subscriber and for the journal.
@@ -48,6 +52,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     delta, part: the text it adds where it is a delta, and what to, so that neighbours can be merged; else None.
     written: what the model wrote for this event and those since the last one with a `written`, where the answer is
     read by a parser; else None. Only the journal has it.
+    logprobs: of the tokens in a delta of text, where they were asked for.
     """
 
     sequence_number: int
@@ -55,6 +60,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     delta: str | None = None
     part: Part | None = None
     written: Written | None = None
+    logprobs: tuple[Logprob, ...] = ()
 
     @property
     def text(self) -> str:
@@ -79,7 +85,8 @@ def event_from_journal(number: int, data: bytes) -> Event:
     body = decode_object(shown)
     if body["type"] not in DELTA_TYPES:
         return Event(number, shown, written=written)
-    return Event(number, shown, body["delta"], Part(body["type"], body["item_id"], body["output_index"]), written)
+    part = Part(body["type"], body["item_id"], body["output_index"])
+    return Event(number, shown, body["delta"], part, written, tuple(body.get("logprobs", ())))
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
@@ -144,14 +151,17 @@ def merge_deltas(events: Sequence[Event]) -> Event:
     """Join neighbouring deltas of one part into one event with the last one's number."""
     part = events[-1].part
     assert part is not None
-    return delta_event(part, events[-1].sequence_number, "".join(event.delta or "" for event in events))
+    logprobs = tuple(chain.from_iterable(event.logprobs for event in events))
+    return delta_event(part, events[-1].sequence_number, "".join(event.delta or "" for event in events), logprobs)
 
 
-def delta_event(part: Part, sequence_number: int, text: str) -> Event:
+def delta_event(part: Part, sequence_number: int, text: str, logprobs: tuple[Logprob, ...] = ()) -> Event:
     """Return a delta; built by hand around one encoded string, since this is the hot path."""
     start, middle, end = _template(part)
+    if logprobs:
+        end = b',"logprobs":%b}' % encode(logprobs)
     data = b"%b%d%b%b%b" % (start, sequence_number, middle, encode(text), end)
-    return Event(sequence_number, data, text, part)
+    return Event(sequence_number, data, text, part, None, logprobs)
 
 
 @lru_cache(maxsize=4096)  # the parts that grow now

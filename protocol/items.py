@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -56,6 +56,7 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
     status: `completed`, or `incomplete` for an answer that was cut short.
     response_id: the turn that it belongs to; None for items that a conversation was created with.
     call_id, name: of a function call; of its output the `call_id` alone.
+    logprobs: of the tokens of an answer, where they were asked for.
     """
 
     id: str
@@ -66,6 +67,7 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
     type: ItemType = "message"
     call_id: str | None = None
     name: str | None = None
+    logprobs: tuple[dict[str, Any], ...] = ()
 
     @classmethod
     def of(cls, message: Message, key: str, response_id: str | None) -> Item:
@@ -104,16 +106,21 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
             case "function_call_output":
                 item |= {"status": self.status, "call_id": self.call_id, "output": self.text}
             case _:
-                item |= {"role": self.role, "status": self.status, "content": [_wire_part(self.role, self.text)]}
+                item |= {"role": self.role, "status": self.status, "content": [self._wire_part()]}
         if self.response_id is not None:
             item["response_id"] = self.response_id
         return item
 
+    def _wire_part(self) -> dict[str, Any]:
+        if self.role == "assistant":
+            return output_text(self.text, self.logprobs)
+        return {"type": "input_text", "text": self.text}
 
-def _wire_part(role: Role, text: str) -> dict[str, Any]:
-    if role == "assistant":
-        return {"type": "output_text", "text": text, "annotations": []}
-    return {"type": "input_text", "text": text}
+
+def output_text(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """Return the part that an answer is; with logprobs only where there are any."""
+    part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": []}
+    return part | {"logprobs": logprobs} if logprobs else part
 
 
 def parse_input(value: Any, *, param: str = "input") -> tuple[Message, ...]:

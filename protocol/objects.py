@@ -54,6 +54,7 @@ class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
 
     text: str
     annotations: list[dict[str, Any]]
+    logprobs: list[dict[str, Any]] | UnsetType = UNSET
 
 
 class InputText(msgspec.Struct, tag_field="type", tag="input_text"):

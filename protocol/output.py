@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
 
-from protocol.events import ARGUMENTS_DELTA, REASONING_DELTA, TEXT_DELTA, DeltaType, Part
-from protocol.items import Item, ItemStatus, ItemType
+from protocol.events import ARGUMENTS_DELTA, REASONING_DELTA, TEXT_DELTA, DeltaType, Logprob, Part
+from protocol.items import Item, ItemStatus, ItemType, output_text
 
 
 class PieceKind(StrEnum):
@@ -22,11 +22,15 @@ class PieceKind(StrEnum):
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
-    """A piece of a model's output without its markup. call_id: given by a parser whose model wants one of its own."""
+    """A piece of a model's output without its markup.
+
+    call_id: given by a parser whose model wants one of its own. logprobs: of the tokens of a text, where asked for.
+    """
 
     kind: PieceKind
     text: str
     call_id: str | None = None
+    logprobs: tuple[Logprob, ...] = ()
 
 
 class _Kind(msgspec.Struct, frozen=True):
@@ -55,10 +59,24 @@ class OutputItem:
     """One item of an answer.
 
     index: its place in the output. taken: text that went out in deltas. pending: text that did not yet.
+    logprobs, pending_logprobs: of the tokens of both, where they are asked for.
     has_part: its part, if items of its type have any, is announced. is_closed: nothing is added to it any more.
     """
 
-    __slots__ = ("call_id", "has_part", "id", "index", "is_closed", "name", "part", "pending", "taken", "type")
+    __slots__ = (
+        "call_id",
+        "has_part",
+        "id",
+        "index",
+        "is_closed",
+        "logprobs",
+        "name",
+        "part",
+        "pending",
+        "pending_logprobs",
+        "taken",
+        "type",
+    )
 
     def __init__(self, id: str, type: ItemType, index: int, *, call_id: str | None = None, name: str | None = None):
         self.id = id
@@ -69,6 +87,8 @@ class OutputItem:
         self.part = Part(_KINDS[type].delta, id, index)
         self.taken: list[str] = []
         self.pending: list[str] = []
+        self.logprobs: list[Logprob] = []
+        self.pending_logprobs: list[Logprob] = []
         self.has_part = _KINDS[type].part is None
         self.is_closed = False
 
@@ -79,7 +99,8 @@ class OutputItem:
     def as_item(self, status: ItemStatus, response_id: str) -> Item:
         """Return the item to keep. status: where it is not closed."""
         shown = "completed" if self.is_closed else status
-        return Item(self.id, "assistant", self.text, shown, response_id, self.type, self.call_id, self.name)
+        logprobs = tuple(self.logprobs)
+        return Item(self.id, "assistant", self.text, shown, response_id, self.type, self.call_id, self.name, logprobs)
 
     def added(self) -> dict[str, Any]:
         """Return the item as it is announced: empty."""
@@ -91,19 +112,33 @@ class OutputItem:
         kind = _KINDS[self.type].part
         if kind is None:
             return None
-        return {"type": kind, "text": text} | ({"annotations": []} if kind == "output_text" else {})
+        if kind == "output_text":
+            return output_text(text, self.logprobs if text else ())
+        return {"type": kind, "text": text}
 
     def done(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield what is said of its text at its end: the events' types, and what they have besides the address."""
         kind, text = _KINDS[self.type], self.text
         fields: dict[str, Any] = {kind.field: text}
         if self.type == "message":
-            fields["logprobs"] = []
+            fields["logprobs"] = self.logprobs
         if self.type == "function_call":
             fields["name"] = self.name
         yield kind.delta.replace(".delta", ".done"), fields
         if kind.part is not None:
             yield "response.content_part.done", {"part": self.wire_part(text)}
+
+
+def spoken(logprobs: Sequence[Logprob], text: str) -> tuple[Logprob, ...]:
+    """Return those of the tokens that make up a text, looked for from its end: before it may stand markup."""
+    found: list[Logprob] = []
+    end = len(text)
+    for one in reversed(logprobs):
+        start = text.rfind(one["token"], 0, end)
+        if start >= 0:
+            found.append(one)
+            end = start
+    return tuple(reversed(found))
 
 
 def item_id(first_id: str, type: ItemType, index: int) -> str:

@@ -11,7 +11,7 @@ import msgspec
 
 from protocol.codec import decode_object, encode
 from protocol.errors import IllegalTransitionError
-from protocol.events import Event, Usage, Waiting, Written, delta_event
+from protocol.events import Event, Logprob, Usage, Waiting, Written, delta_event
 from protocol.items import Item, ItemStatus, ItemType
 from protocol.output import ITEM_TYPES, OutputItem, Piece, PieceKind, item_id, wire_item
 
@@ -126,6 +126,7 @@ class ResponseStream:
                 stream._has_written.append(event.written)
             if event.delta is not None:
                 stream._items[-1].taken.append(event.delta)
+                stream._items[-1].logprobs.extend(event.logprobs)
             else:
                 stream._recall(decode_object(event.data))
         return stream
@@ -177,11 +178,11 @@ class ResponseStream:
         self._flush_delta()
         self._emit("response.in_progress", response=self.snapshot())
 
-    def push(self, text: str) -> None:
-        """Add text of the answer; it goes out with the next `take()`."""
+    def push(self, text: str, logprobs: tuple[Logprob, ...] = ()) -> None:
+        """Add text of the answer; it goes out with the next `take()`. logprobs: of its tokens."""
         self._require(State.RUNNING)
         if text:
-            self.add(Piece(PieceKind.TEXT, text))
+            self.add(Piece(PieceKind.TEXT, text, None, logprobs))
 
     def add(self, piece: Piece) -> None:
         """Add a piece of the answer; where it is of another item than the last one, that is closed."""
@@ -196,6 +197,7 @@ class ResponseStream:
         if piece.kind is not PieceKind.CALL and piece.text:
             # JSON cannot carry lone surrogates; an engine that makes one costs us a character, not the answer.
             item.pending.append(piece.text if piece.text.isascii() else _well_formed(piece.text))
+            item.pending_logprobs.extend(piece.logprobs)
 
     def record(self, written: Written) -> None:
         """Note what the model wrote for the pieces that are added next; the journal keeps it, to go on from there."""
@@ -298,7 +300,11 @@ class ResponseStream:
         text = "".join(item.pending)
         item.pending.clear()
         item.taken.append(text)
-        self._events.append(delta_event(item.part, self._number(), text))
+        logprobs = tuple(item.pending_logprobs)
+        if logprobs:
+            item.logprobs.extend(logprobs)
+            item.pending_logprobs.clear()
+        self._events.append(delta_event(item.part, self._number(), text, logprobs))
 
     def _emit_part(self, type: str, item: OutputItem, **fields: Any) -> None:
         address: dict[str, Any] = {"item_id": item.id, "output_index": item.index}

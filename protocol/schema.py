@@ -6,6 +6,7 @@ size are looked at; keywords that the engine does not know are its own to refuse
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -20,9 +21,14 @@ MAX_REPEATS: Final = 1000
 MAX_ALL_REPEATS: Final = 10_000  # together
 MAX_WORDS_CHARS: Final = 16_000  # of all strings in enum and const; OpenAI takes 15,000 of long ones
 MAX_PATTERN_CHARS: Final = 1000
+# With each optional property the next one may be any of those behind it: the time for a grammar grows with the square.
+MAX_OPTIONAL: Final = 400  # in one object: half a second
+# The engine goes along all branches that fit so far, at each token, while every other answer waits.
+MAX_BRANCHES: Final = 64  # of anyOf and oneOf together, without those that are one value or a list of values
 
 _TYPES: Final = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 _COUNTS: Final = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"})
+_PATTERN_COUNTS: Final = re.compile(r"\{([\d,]{1,20})\}")
 _SCHEMA_MAPS: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _SCHEMA_LISTS: Final = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _SCHEMAS: Final = frozenset({"items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else"})
@@ -36,20 +42,34 @@ def check_schema(schema: Any, param: str) -> dict[str, Any]:
     size = len(encode(schema))
     if size > MAX_SCHEMA_BYTES:
         raise _invalid(f"has {size} bytes; at most {MAX_SCHEMA_BYTES} are taken", param)
-    repeats = words = 0
+    repeats = words = branches = 0
     for place, part in _parts(schema, param):
         _check_part(part, place, schema)
         repeats += _repeats(part)
         words += _words(part)
+        branches += _branches(part)
     if repeats > MAX_ALL_REPEATS:
         raise _invalid(f"repeats things {repeats} times in all; at most {MAX_ALL_REPEATS} are taken", param)
     if words > MAX_WORDS_CHARS:
         raise _invalid(f"has {words} characters in enum and const; at most {MAX_WORDS_CHARS} are taken", param)
+    if branches > MAX_BRANCHES:
+        raise _invalid(f"has {branches} branches in anyOf and oneOf; at most {MAX_BRANCHES} are taken", param)
     return schema
 
 
 def _repeats(part: Any) -> int:
-    return max((part[key] for key in _COUNTS & part.keys()), default=0) if isinstance(part, dict) else 0
+    if not isinstance(part, dict):
+        return 0
+    counts = _PATTERN_COUNTS.findall(part.get("pattern", ""))
+    in_patterns = sum(max((int(count) for count in pair.split(",") if count), default=0) for pair in counts)
+    return in_patterns + max((part[key] for key in _COUNTS & part.keys()), default=0)
+
+
+def _branches(part: Any) -> int:
+    if not isinstance(part, dict):
+        return 0
+    branches = [branch for key in ("anyOf", "oneOf") for branch in part.get(key, ())]
+    return sum(1 for branch in branches if not (isinstance(branch, dict) and branch.keys() & {"const", "enum"}))
 
 
 def _words(part: Any) -> int:
@@ -119,6 +139,11 @@ def _check_names(part: dict[str, Any], place: str) -> None:
     required = part.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         raise _invalid("must be a list of names", f"{place}.required")
+    optional = part.get("properties", {}).keys() - set(required)
+    if len(optional) > MAX_OPTIONAL:
+        raise _invalid(
+            f"has {len(optional)} that are not required; at most {MAX_OPTIONAL} are taken", f"{place}.properties"
+        )
     if not isinstance(part.get("enum", [0]), list) or part.get("enum") == []:
         raise _invalid("must be a list of at least one value", f"{place}.enum")
     pattern = part.get("pattern", "")

@@ -29,7 +29,10 @@ def add_keys_commands(commands: Any, add_flags: Callable[[argparse.ArgumentParse
     create.add_argument("--user", required=True, metavar="NAME", help="whose it is; keys of one user share an account")
     create.add_argument("--tenant", default="", metavar="NAME", help="the user's group; tenants share nothing")
     create.add_argument(
-        "--rights", default="", metavar="RIGHTS", help="with commas between: instructions, metrics, admin, models' own"
+        "--rights",
+        default="",
+        metavar="RIGHTS",
+        help="with commas between: instructions, metrics, grammars, admin, models' own",
     )
     create.add_argument("--expires-days", type=float, metavar="DAYS", help="how long it lasts (default: until revoked)")
     create.add_argument(

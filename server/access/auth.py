@@ -22,6 +22,7 @@ class Right(StrEnum):
     ADMIN = "admin"  # admin commands; who has it has every other right
     INSTRUCTIONS = "instructions"  # `instructions`, and items of the role `system`
     METRICS = "metrics"  # GET /metrics, where people have to sign in
+    GRAMMARS = "grammars"  # `text.format` of the type `tokenwire:grammar`: an ambiguous one stops the engine for all
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
 from protocol.errors import ProtocolError
-from protocol.events import Event, Usage, Written
+from protocol.events import Event, Logprob, Usage, Written
 from protocol.items import Message
-from protocol.output import Piece, PieceKind
+from protocol.output import Piece, PieceKind, spoken
 from protocol.response_stream import ResponseStream, State, in_progress_again
 from server.access.admission import Ticket
 from server.chat.context import Context
@@ -91,6 +92,7 @@ class Generation:
         self._away_told_at: float | None = None
         self._intake: Intake | None = None  # while a request runs
         self._has_spoken = False  # clients have some of its text
+        self._held: tuple[Logprob, ...] = ()  # of tokens whose text did not come yet
         limits = runtime.config.limits
         self._patience = Patience(
             self.stream,
@@ -348,14 +350,22 @@ class Generation:
     def _add(self, chunk: Chunk) -> None:
         """Give the stream what is new in a chunk."""
         options = self.turn.command.options
+        if options.top_logprobs is not None:
+            chunk = self._with_held(chunk)
         if chunk.pieces is None and not options.is_guided:
-            self.stream.push(chunk.text)
+            self.stream.push(chunk.text, chunk.logprobs)
             return
         if not options.is_guided and chunk.text:
             self.stream.record(Written(chunk.text, chunk.token_ids))
-        for piece in (Piece(PieceKind.TEXT, chunk.text),) if chunk.pieces is None else chunk.pieces:
+        for piece in _pieces(chunk):
             if piece.text and (new := self._repetition.new(piece)) is not None:
                 self.stream.add(new)
+
+    def _with_held(self, chunk: Chunk) -> Chunk:
+        """Return a chunk with the logprobs of all its text, also of what was held back when they came."""
+        held = (*self._held, *chunk.logprobs)
+        self._held = () if chunk.text else held
+        return replace(chunk, logprobs=held if chunk.text else ())
 
     def _end(self, reason: FinishReason) -> None:
         match reason:
@@ -442,3 +452,15 @@ class Generation:
             self.cancel()
         else:
             self._patience.audience_changed(listeners)
+
+
+def _pieces(chunk: Chunk) -> Iterator[Piece]:
+    """Yield what a chunk adds; the tokens' logprobs go with its last text, as only text has any."""
+    pieces = (Piece(PieceKind.TEXT, chunk.text),) if chunk.pieces is None else chunk.pieces
+    if not chunk.logprobs:
+        yield from pieces
+        return
+    last = max((index for index, piece in enumerate(pieces) if piece.kind is PieceKind.TEXT), default=None)
+    for index, piece in enumerate(pieces):
+        logprobs = spoken(chunk.logprobs, piece.text) if index == last else ()
+        yield Piece(piece.kind, piece.text, piece.call_id, logprobs)

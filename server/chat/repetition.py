@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from protocol.items import Item, ItemType
-from protocol.output import ITEM_TYPES, Piece, PieceKind
+from protocol.output import ITEM_TYPES, Piece, PieceKind, spoken
 from server.engine.base import EngineError
 
 
@@ -60,7 +60,7 @@ class Repetition:
         self._known.popleft()
         if self._known:
             raise _differs()  # the item went no further the first time
-        return Piece(piece.kind, rest, piece.call_id)
+        return Piece(piece.kind, rest, piece.call_id, spoken(piece.logprobs, rest))
 
 
 def _differs() -> EngineError:

@@ -11,9 +11,12 @@ from server.models.model import Model
 
 
 def check_turn(user: User, command: ResponseCreate) -> None:
-    """Refuse words that stand above the user's where the sign-in may not say them. Raises ProtocolError."""
+    """Refuse what the sign-in may not ask for, such as words that stand above the user's. Raises ProtocolError."""
     if command.instructions is not None:
         user.require(Right.INSTRUCTIONS, param="instructions")
+    if command.options.format is not None and command.options.format.type == "tokenwire:grammar":
+        # How long a grammar takes for each token cannot be told from its text, and all answers wait for it.
+        user.require(Right.GRAMMARS, param="text.format.type")
     _check_roles(user, command.messages, "input")
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
-from protocol.events import NOTHING_WRITTEN, Written
+from protocol.events import NOTHING_WRITTEN, Logprob, Written
 from protocol.items import Message
 from protocol.options import PLAIN, Options
 from protocol.output import Piece, PieceKind
+
+LEAST_LOGPROB: Final = -9999.0  # in place of minus infinity, which JSON does not have; OpenAI's servers do the same
 
 
 class EngineError(Exception):
@@ -190,6 +192,7 @@ class Chunk:
     Where the prompt has a continuation, the first ones are those of the continuation, once more.
     token_ids: the tokens it stands for, where a parser reads the answer and the engine knows them.
     reasoning_tokens: those of its tokens that the model was thinking.
+    logprobs: of its tokens, where the request asks for them. Text that is held back comes after those of its tokens.
     token_count: tokens it stands for (0 is allowed on the last one).
     finish_reason: set on the last chunk only.
     cached_tokens: prompt tokens served from the prefix cache; known from the first chunk on (a remote server tells it
@@ -203,6 +206,7 @@ class Chunk:
     pieces: tuple[Piece, ...] | None = None
     token_ids: tuple[int, ...] = ()
     reasoning_tokens: int = 0
+    logprobs: tuple[Logprob, ...] = ()
 
     @property
     def answer(self) -> str:
@@ -212,7 +216,14 @@ class Chunk:
         return "".join(piece.text for piece in self.pieces if piece.kind is PieceKind.TEXT)
 
 
-def refuse_options(options: Options) -> None:
+def logprob(token: str, value: float, likeliest: list[Logprob] | None = None) -> Logprob:
+    """Return one token's. likeliest: those in its place; None for one of them."""
+    data = list(token.encode("utf-8", "replace"))
+    entry: Logprob = {"token": token, "bytes": data, "logprob": max(value, LEAST_LOGPROB)}
+    return entry if likeliest is None else {**entry, "top_logprobs": likeliest}
+
+
+def refuse_options(options: Options, *, has_logprobs: bool = False) -> None:
     """Refuse, for an engine that takes text only, what would change the answer if it were ignored.
 
     Raises RefusedError. Tools that may be called need not be.
@@ -221,6 +232,8 @@ def refuse_options(options: Options) -> None:
         raise RefusedError("this model calls no functions; tool_choice must be 'auto' or 'none'", "tool_choice")
     if options.format is not None:
         raise RefusedError("this model keeps to no form; leave text.format out", "text.format.type")
+    if options.top_logprobs is not None and not has_logprobs:
+        raise RefusedError("this model does not tell how likely its words are; leave logprobs out", "top_logprobs")
 
 
 # Called with plain words and, where it is known, how much is done (0.0 to 1.0).

@@ -6,12 +6,14 @@ not named here are passed over; servers add many.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 
 from protocol.errors import excerpt
-from server.engine.base import Chunk, EngineError, FinishReason
+from protocol.events import Logprob
+from server.engine.base import Chunk, EngineError, FinishReason, logprob
 from server.engine.sse import SseDecoder, SseError
 
 MAX_SHOWN_CHARS: Final = 120  # of what a server says, in error texts
@@ -36,13 +38,29 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
+class _Token(msgspec.Struct):
+    token: str
+    logprob: float
+    top_logprobs: list[_Token] = []
+
+
 class _Delta(msgspec.Struct):
     content: str | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    """Chat Completions have `content`, token by token as we have it; Completions a list of each."""
+
+    content: list[_Token] | None = None
+    tokens: list[str] | None = None
+    token_logprobs: list[float | None] | None = None
+    top_logprobs: list[dict[str, float] | None] | None = None
 
 
 class _Choice(msgspec.Struct):
     delta: _Delta | None = None
     text: str | None = None
+    logprobs: _Logprobs | None = None
     finish_reason: str | None = None
 
 
@@ -59,14 +77,17 @@ class CompletionStream:
     """Gathers what comes into chunks.
 
     repeated: white space that the answer may begin with although it was said before; it is left out.
+    top_logprobs: how many alternatives were asked for; None where no logprobs were.
 
     is_over: whether the stream has said `[DONE]`.
     """
 
-    def __init__(self, repeated: str = "") -> None:
+    def __init__(self, repeated: str = "", top_logprobs: int | None = None) -> None:
         self.is_over = False
         self._sse = SseDecoder()
         self._repeated = repeated
+        self._top_logprobs = top_logprobs
+        self._logprobs: list[Logprob] = []  # of what came last
         self._counted = 0
         self._total: int | None = None  # as the server counts, where it does
         self._seen = 0  # events with text: about as many as tokens
@@ -84,7 +105,8 @@ class CompletionStream:
         except (SseError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise EngineError(f"the server's stream cannot be read: {_shown(error)}") from None
         count = self._new_tokens()
-        return Chunk(text, count, None, self._cached) if text or count else None
+        logprobs, self._logprobs = tuple(self._logprobs), []
+        return Chunk(text, count, None, self._cached, logprobs=logprobs) if text or count else None
 
     def finish(self) -> Chunk | None:
         """Return the last chunk, or None where the stream broke off before it had said why it ends.
@@ -111,6 +133,8 @@ class CompletionStream:
         for choice in message.choices or ():
             text += (choice.delta.content if choice.delta else choice.text) or ""
             self._reason = choice.finish_reason or self._reason
+            if choice.logprobs is not None and self._top_logprobs is not None:
+                self._logprobs += _logprobs(choice.logprobs, self._top_logprobs)
         self._seen += bool(text)
         if self._reason == "length":
             text = text.rstrip("\ufffd")  # half a character, cut off by max_tokens
@@ -136,6 +160,21 @@ class CompletionStream:
                 break
             text, self._repeated = text[1:], self._repeated[1:]
         return text
+
+
+def _logprobs(told: _Logprobs, top: int) -> Iterator[Logprob]:
+    """Yield one for each token, from either kind."""
+    tokens = told.content or []
+    if told.tokens is not None:
+        chosen = told.token_logprobs or []
+        others = told.top_logprobs or [None] * len(chosen)
+        tokens = [
+            _Token(token, 0.0 if value is None else value, [_Token(*pair) for pair in (likeliest or {}).items()])
+            for token, value, likeliest in zip(told.tokens, chosen, others, strict=True)
+        ]
+    for token in tokens:
+        likeliest = sorted(token.top_logprobs, key=lambda one: -one.logprob)[:top]
+        yield logprob(token.token, token.logprob, [logprob(one.token, one.logprob) for one in likeliest])
 
 
 def error_text(error: Any) -> str:

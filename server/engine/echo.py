@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from protocol.events import Written
+from protocol.events import Logprob, Written
 from protocol.items import Message
 from protocol.options import PLAIN, Options
 from server.engine.base import (
@@ -31,6 +31,7 @@ from server.engine.base import (
     ProgressCallback,
     Prompt,
     Sampling,
+    logprob,
     refuse_options,
 )
 from server.engine.pacer import Clock, Pacer
@@ -116,7 +117,7 @@ class EchoEngine:
         """Refuse what nothing here would keep to: a script is taken at its word."""
         self._check_open()
         if self._script_file is None or self._reader is None:
-            refuse_options(options)
+            refuse_options(options, has_logprobs=True)
 
     async def render(self, messages: Sequence[Message], options: Options = PLAIN) -> Prompt:  # noqa: ARG002 they have no words
         """Split the messages into words."""
@@ -147,7 +148,7 @@ class EchoEngine:
                     yield Chunk("", 0, None, cached, await answer.again(request.prompt.continuation.text))
                 async with contextlib.aclosing(self._speak(request)) as chunks:
                     async for text, count, reason in chunks:
-                        chunk = Chunk(text, count, reason, cached)
+                        chunk = Chunk(text, count, reason, cached, logprobs=_certain(text, request.options))
                         yield chunk if answer is None else answer.chunk(chunk)
         finally:
             self._unfinished -= 1
@@ -258,6 +259,14 @@ def _rest(chunks: Sequence[str], said: str) -> Iterator[str]:
         if skipped < len(chunk):
             yield chunk[skipped:]
         skipped = max(0, skipped - len(chunk))
+
+
+def _certain(text: str, options: Options) -> tuple[Logprob, ...]:
+    """Return what a model would tell that had no doubt."""
+    if options.top_logprobs is None:
+        return ()
+    words = _WORD.findall(text)
+    return tuple(logprob(word, 0.0, [logprob(word, 0.0)] if options.top_logprobs else []) for word in words)
 
 
 def _check(sampling: Sampling) -> None:

@@ -192,7 +192,7 @@ class OpenAIEngine:
     async def check(self, options: Options) -> None:
         """Refuse what is not handed on yet."""
         self._check_open()
-        refuse_options(options)
+        refuse_options(options, has_logprobs=True)
 
     async def render(self, messages: Sequence[Message], options: Options = PLAIN) -> Prompt:  # noqa: ARG002 as in `check`
         """Make the prompt ready: here, or there when the answer is asked for."""
@@ -236,7 +236,8 @@ class OpenAIEngine:
         """Yield the answer as it comes; what has come meanwhile is one chunk."""
         self._check_open()
         continuation = request.prompt.continuation.text if self._renderer is None else ""
-        stream = CompletionStream(repeated=continuation[len(continuation.rstrip()) :])
+        repeated = continuation[len(continuation.rstrip()) :]
+        stream = CompletionStream(repeated, request.options.top_logprobs)
         self._unfinished += 1
         response: aiohttp.ClientResponse | None = None
         try:
@@ -314,8 +315,12 @@ class OpenAIEngine:
         body |= given(sampling)  # servers other than vLLM take those of its names that they know
         if self._is_estimated and sampling.max_tokens >= self.context_length - prompt.token_count:
             del body["max_tokens"]  # all the room that we think there is: the server knows better
+        top = request.options.top_logprobs
         if self._renderer is not None:
-            return "completions", body | {"prompt": list(prompt.token_ids)}
+            asked = {} if top is None else {"logprobs": top}
+            return "completions", body | asked | {"prompt": list(prompt.token_ids)}
+        if top is not None:
+            body |= {"logprobs": True, "top_logprobs": top}
         return "chat/completions", body | _conversation(merge_turns(prompt.messages), prompt.continuation.text)
 
     @property

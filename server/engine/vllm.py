@@ -43,8 +43,9 @@ from server.engine.base import (
 from server.engine.parsing import AnswerReader, OutputReader, Parsers
 from server.engine.prompt import PromptRenderer
 from server.engine.vllm_adapters import Adapters
-from server.engine.vllm_outputs import Gathering, chunk_of, outputs
-from server.engine.vllm_start import Start, check_source, engine_arguments, not_importable, on_event_loop
+from server.engine.vllm_chunks import chunk_of
+from server.engine.vllm_outputs import Gathering, outputs
+from server.engine.vllm_start import GUIDING, Start, check_source, engine_arguments, not_importable, on_event_loop
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
@@ -121,7 +122,8 @@ class VllmEngine:
         try:
             start.step("importing vLLM")
             try:
-                from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415 - takes 10 s, and is optional
+                from vllm.config import StructuredOutputsConfig  # noqa: PLC0415 - takes 10 s, and is optional
+                from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415 - as above
                 from vllm.platforms import current_platform  # noqa: PLC0415 - as above
                 from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415 - as above
                 from vllm.v1.engine.core import EngineCoreProc  # noqa: PLC0415 - as above
@@ -129,7 +131,8 @@ class VllmEngine:
                 raise EngineStartError(not_importable(error)) from error
             start.step("reading the model's settings")
             arguments = engine_arguments(self._source, self._settings, cpu=current_platform.is_cpu())
-            config = AsyncEngineArgs(**arguments).create_engine_config()
+            guiding = StructuredOutputsConfig(**(GUIDING | arguments.pop("structured_outputs_config", {})))
+            config = AsyncEngineArgs(structured_outputs_config=guiding, **arguments).create_engine_config()
             with start.engine_process(EngineCoreProc, "run_engine_core", self._settings.gpus):
                 # Kept nowhere else, a local of this frame would outlive `wait_closed`.
                 self._llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
@@ -169,9 +172,7 @@ class VllmEngine:
         except EngineError:
             raise
         except Exception as error:  # whatever vLLM and its grammar library make of it
-            param = "tools" if options.format is None else "text.format"
-            text = f"{param} cannot guide this model: {excerpt(' '.join(str(error).split()))}"
-            raise RefusedError(text, param) from error
+            raise _unguided(options, excerpt(" ".join(str(error).split()))) from error
 
     async def render(self, messages: Sequence[Message], options: Options = PLAIN) -> Prompt:
         """Apply the model's chat template."""
@@ -210,8 +211,10 @@ class VllmEngine:
             made = outputs(llm, self._gathering, request, prompt, parameters, self._adapters.get(request.adapter))
             async with contextlib.aclosing(made):
                 async for output in made:
+                    if output.outputs[0].finish_reason == "error" and request.options.is_guided:
+                        raise _unguided(request.options, "vLLM cannot make a grammar of it, or not keep to it")
                     cached = output.num_cached_tokens or cached
-                    chunk = chunk_of(output, cached)
+                    chunk = chunk_of(output, cached, request.options.top_logprobs)
                     if answer is not None:
                         chunk = answer.chunk(replace(chunk, token_ids=tuple(output.outputs[0].token_ids)))
                     yield chunk
@@ -331,6 +334,7 @@ class VllmEngine:
         return SamplingParams(
             **(self._defaults | given),
             stop=list(sampling.stop),
+            logprobs=options.top_logprobs,
             structured_outputs=guide.structured,
             skip_special_tokens=not guide.keeps_markup,
             output_kind=RequestOutputKind.DELTA,
@@ -343,3 +347,8 @@ class VllmEngine:
             return EngineDeadError(f"the process of engine {self.name} is gone")
         cause = error.__cause__ or error  # vLLM wraps what it did not expect
         return EngineError(excerpt(" ".join(str(cause).split()) or type(cause).__name__))
+
+
+def _unguided(options: Options, why: str) -> RefusedError:
+    param = "tools" if options.format is None else "text.format"
+    return RefusedError(f"{param} cannot guide this model: {why}", param)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from server.engine.base import Chunk, EngineError, FinishReason, GenerationRequest, Sink
+from server.engine.base import GenerationRequest, Sink
+from server.engine.vllm_chunks import chunk_of
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutput
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput, RequestOutputCollector
-
-_FINISH_REASONS: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 class Gathering:
@@ -126,7 +125,7 @@ async def outputs(  # noqa: PLR0917 what vLLM wants of us
     try:
         queue = await llm.add_request(request.id, prompt, parameters, lora_request=adapter, priority=request.priority)
         if sink is not None:
-            queue.put = _Bypass(queue, sink)  # this one's: before the class's method
+            queue.put = _Bypass(queue, sink, request.options.top_logprobs)  # this one's: before the class's method
             if not parameters.stop:  # else an answer would go on behind its end for as long as tokens wait
                 gathering.begin(queue.request_id, sink)
         finished = False
@@ -158,12 +157,13 @@ class _Bypass:
     in the output handler of all requests, where nothing may be raised.
     """
 
-    __slots__ = ("_cached", "_put", "_queue", "_sink")
+    __slots__ = ("_cached", "_put", "_queue", "_sink", "_top_logprobs")
 
-    def __init__(self, queue: RequestOutputCollector, sink: Sink) -> None:
+    def __init__(self, queue: RequestOutputCollector, sink: Sink, top_logprobs: int | None) -> None:
         self._queue = queue
         self._put: Callable[[Any], None] = queue.put
         self._sink = sink
+        self._top_logprobs = top_logprobs
         self._cached = 0
 
     def __call__(self, output: Any) -> None:
@@ -172,20 +172,6 @@ class _Bypass:
             return
         try:
             self._cached = output.num_cached_tokens or self._cached
-            self._sink.receive(chunk_of(output, self._cached))
+            self._sink.receive(chunk_of(output, self._cached, self._top_logprobs))
         except Exception as error:  # noqa: BLE001 it ends this request, and is raised where its task waits
             self._put(error)
-
-
-def chunk_of(output: RequestOutput, cached_tokens: int) -> Chunk:
-    """Return an output as a chunk. Raises EngineError where vLLM broke the answer off."""
-    completion = output.outputs[0]
-    text, reason = completion.text, completion.finish_reason
-    if reason is None:
-        return Chunk(text, len(completion.token_ids), None, cached_tokens)
-    if reason not in _FINISH_REASONS:
-        raise EngineError(f"the engine broke this answer off ({reason})")
-    finish_reason = _FINISH_REASONS[reason]
-    if finish_reason is FinishReason.LENGTH:
-        text = text.rstrip("\ufffd")  # half a character, cut off by max_tokens
-    return Chunk(text, len(completion.token_ids), finish_reason, cached_tokens)

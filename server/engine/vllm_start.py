@@ -43,6 +43,10 @@ _CPU_DEFAULTS: Final = {
     "long_prefill_token_threshold": 256,
 }
 _CPU_KVCACHE_GIB: Final = 1.0
+# With "auto", vLLM checks each form with a library that can follow it, and then follows all forms with the library of
+# the first request: what that one does not know is passed over in silence. White space between JSON's parts may go on
+# until the answer is cut off.
+GUIDING: Final = {"backend": "xgrammar", "disable_any_whitespace": True}
 
 # Only one engine at a time may stand in vLLM's entry, and a GPU's free memory is measured while loading.
 _one_at_a_time = threading.Lock()

@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from protocol.events import Written
 from protocol.items import Message
+from protocol.options import Options
 from server.engine.base import Engine, EngineStartError, FinishReason, GenerationRequest, RequestError, Sampling
 from server.engine.openai import OpenAIEngine, OpenAISettings
 from tests.support.vllm_server import KEY, MODEL, VllmServer
@@ -89,6 +90,19 @@ async def test_an_answer_goes_on_where_it_broke_off(engine: OpenAIEngine, exact:
         async with aclosing(way.generate(GenerationRequest("rest", prompt, greedy))) as chunks:
             rest = "".join([chunk.text async for chunk in chunks])
         assert whole[:cut] + rest == whole
+
+
+async def test_logprobs_come_through(engine: OpenAIEngine, exact: OpenAIEngine) -> None:
+    """Of both ways of asking: the same tokens, as many alternatives as were asked for."""
+    for way in (engine, exact):
+        prompt = await way.render(user("What is the capital of France?"))
+        request = GenerationRequest("told", prompt, Sampling(12, temperature=0.0), options=Options(top_logprobs=2))
+        async with aclosing(way.generate(request)) as chunks:
+            answer = [chunk async for chunk in chunks]
+        tokens = [one for chunk in answer for one in chunk.logprobs]
+        assert "".join(one["token"] for one in tokens).startswith(text_of(answer))
+        assert {len(one["top_logprobs"]) for one in tokens} == {2}
+        assert tokens[0]["top_logprobs"][0]["logprob"] <= 0
 
 
 async def test_with_a_tokenizer_text_is_only_ever_text(exact: OpenAIEngine, engine: OpenAIEngine) -> None:

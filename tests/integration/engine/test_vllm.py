@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from protocol.items import Message
-from protocol.options import PLAIN
+from protocol.options import PLAIN, Options, TextFormat
 from server.engine.base import Chunk, Engine, EngineError, FinishReason, GenerationRequest, Prompt, Sampling
 from server.engine.vllm import VllmEngine
+from server.engine.vllm_chunks import chunk_of
 from tests.support.memory import until
 from tests.support.sink import Taking
 from tests.unit.engine.contract import EngineContract, ask, text_of, user
@@ -175,12 +176,37 @@ async def test_a_seed_makes_an_answer_repeatable(engine: Engine) -> None:
 
 async def test_stop_by_length_inside_a_character_shows_nothing_of_it(engine: VllmEngine) -> None:
     """The last chunk of an answer that was cut has no trailing U+FFFD, whatever vLLM gives."""
-    from server.engine.vllm_outputs import chunk_of
-
     completion = SimpleNamespace(text="ab\ufffd\ufffd", finish_reason="length", token_ids=[1, 2])
     output: Any = SimpleNamespace(outputs=[completion])
     chunk = chunk_of(output, 3)
     assert (chunk.text, chunk.token_count, chunk.finish_reason) == ("ab", 2, FinishReason.LENGTH)
+
+
+async def test_logprobs_are_the_models(engine: VllmEngine) -> None:
+    """Token by token those of the text, the likeliest first; with and without a sink; those of a form as well."""
+    prompt = await engine.render(user("What is the capital of France?"))
+    sampling = Sampling(16, temperature=0.0, repetition_penalty=1.0)
+
+    async def told(options: Options, *, by_sink: bool) -> tuple[str, list[Any]]:
+        sink = Taking()
+        request = GenerationRequest("told", prompt, sampling, options=options, sink=sink if by_sink else None)
+        async for chunk in engine.generate(request):
+            sink.receive(chunk)
+        return text_of(sink.chunks), [one for chunk in sink.chunks for one in chunk.logprobs]
+
+    text, tokens = await told(Options(top_logprobs=3), by_sink=True)
+    assert "".join(one["token"] for one in tokens) == text
+    for one in tokens:
+        assert one["top_logprobs"][0] == {key: value for key, value in one.items() if key != "top_logprobs"}
+        values = [other["logprob"] for other in one["top_logprobs"]]
+        assert values == sorted(values, reverse=True)
+        assert len(values) == 3
+        assert max(values) <= 0
+    assert await told(Options(top_logprobs=3), by_sink=False) == (text, tokens)
+    assert await told(PLAIN, by_sink=True) == (text, [])
+    form = TextFormat("tokenwire:choice", choices=("Paris", "Rome"))
+    text, tokens = await told(Options(format=form, top_logprobs=0), by_sink=False)
+    assert "".join(one["token"] for one in tokens) == text
 
 
 async def test_tenants_share_no_prefix_cache(engine: Engine) -> None:

@@ -25,6 +25,26 @@ def _is_cancelled(answer: Answer) -> bool:
     return (answer.type, answer.response["incomplete_details"]) == ("response.incomplete", {"reason": "cancelled"})
 
 
+# Logprobs
+
+
+async def test_logprobs_are_kept_with_the_answer(server: ServerProcess):
+    """Told with each word and at the end, the same again for whoever resumes or reads what is stored; else nowhere."""
+    async with client(server) as c:
+        answer = await c.ask("one two three", top_logprobs=1, include=["message.output_text.logprobs"])
+        told = [one for event in answer.events if event["type"] == DELTA for one in event["logprobs"]]
+        assert [one["token"] for one in told] == ["one ", "two ", "three"]
+        assert told[0]["top_logprobs"] == [{"token": "one ", "bytes": list(b"one "), "logprob": 0.0}]
+        assert answer.response["output"][0]["content"][0]["logprobs"] == told
+        await c.send("response.retrieve", response_id=answer.id)
+        assert (await c.answer()).events == answer.events
+        assert server.get(f"/v1/responses/{answer.id}")[1]["output"] == answer.response["output"]
+        plain = await c.ask("one", previous_response_id=answer.id)
+        assert "logprobs" not in plain.response["output"][0]["content"][0]
+        error = await c.refused("response.create", input="x", top_logprobs=21)
+        assert (error["code"], error["param"]) == ("invalid_request", "top_logprobs")
+
+
 # Cancel
 
 

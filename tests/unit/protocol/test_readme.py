@@ -77,6 +77,8 @@ SERVER = [example for example in examples() if "server" in example.tags]
 RESPONSE = [example for example in examples() if "response" in example.tags]
 
 
+TOKEN = {"token": "text", "bytes": [116], "logprob": -0.5}
+LIKELY = {**TOKEN, "top_logprobs": [TOKEN]}
 PARAMETERS = parameters(ResponseCreate(previous_response_id="resp_0"))
 RUNNING = ResponseStream(ResponseHead("resp_1", "msg_1", "m", 1, "conv_1", "resp_0", PARAMETERS))
 RUNNING.create(waiting=False)
@@ -97,7 +99,7 @@ def real_response_events() -> Iterator[bytes]:
         stream.queue(Waiting("admission", position=3, estimated_wait_ms=1200))
         stream.start()
         stream.note(Progress(12, [310, 655], Usage(4301, 0, 140)).as_notice())
-        stream.push("text")
+        stream.push("text", (LIKELY,) if end == "interrupt" else ())
         if end == "complete":
             for kind in (PieceKind.REASONING, PieceKind.CALL, PieceKind.ARGUMENTS):
                 stream.add(Piece(kind, "text"))
