@@ -443,6 +443,8 @@ def _input_of(command: ResponseCreate, fields: dict[str, Any]) -> tuple[Message,
     messages = () if value is None else parse_input(value)
     if command.task is not None and command.generate is not False and all(m.role == "system" for m in messages):
         raise ProtocolError("invalid_request", "input is required: the text to summarize", param="input")
+    if command.task is not None and any(message.images for message in messages):
+        raise ProtocolError("invalid_request", "summaries are of text; leave images out", param="input")
     if all(message.reasoning for message in messages) and command.generate is not False:
         hint = "; 'messages' is Chat Completions' name for it" if "messages" in fields else ""
         raise ProtocolError(

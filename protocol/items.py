@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -10,6 +10,7 @@ import msgspec
 
 from protocol.errors import ProtocolError, excerpt
 from protocol.fields import MAX_CALL_ID_CHARS, TOOL_NAME
+from protocol.images import MAX_IMAGES, Image, parse_image
 
 Role = Literal["system", "user", "assistant", "tool"]
 ItemType = Literal["message", "reasoning", "function_call", "function_call_output"]
@@ -39,7 +40,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One message as a model sees it: who says what. `content` is plain text, never markup of a template.
 
     reasoning: what the assistant thought before. calls: functions that it calls. call_id: the call whose output the
-    content is, where a tool speaks.
+    content is, where a tool speaks. images: what a user shows, in order.
     """
 
     role: Role
@@ -47,6 +48,12 @@ class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     reasoning: str = ""
     calls: tuple[FunctionCall, ...] = ()
     call_id: str | None = None
+    images: tuple[Image, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Characters that it takes, images included."""
+        return len(self.content) + sum(len(image.url) for image in self.images)
 
 
 class Item(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -56,7 +63,7 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
     status: `completed`, or `incomplete` for an answer that was cut short.
     response_id: the turn that it belongs to; None for items that a conversation was created with.
     call_id, name: of a function call; of its output the `call_id` alone.
-    logprobs: of the tokens of an answer, where they were asked for.
+    logprobs: of the tokens of an answer, where they were asked for. images: of a user's message.
     """
 
     id: str
@@ -68,6 +75,7 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
     call_id: str | None = None
     name: str | None = None
     logprobs: tuple[dict[str, Any], ...] = ()
+    images: tuple[Image, ...] = ()
 
     @classmethod
     def of(cls, message: Message, key: str, response_id: str | None) -> Item:
@@ -80,7 +88,7 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
             return keep(f"fco_{key}", text=message.content, type="function_call_output", call_id=message.call_id)
         if message.reasoning:
             return keep(f"rs_{key}", text=message.reasoning, type="reasoning")
-        return keep(f"msg_{key}", text=message.content)
+        return keep(f"msg_{key}", text=message.content, images=message.images)
 
     def as_message(self) -> Message:
         """Return what the model is shown of this item."""
@@ -92,7 +100,7 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
             case "function_call_output":
                 return Message("tool", self.text, call_id=self.call_id)
             case _:
-                return Message(self.role, self.text)
+                return Message(self.role, self.text, images=self.images)
 
     def as_wire(self) -> dict[str, Any]:
         """Return the item as the Responses API shows it."""
@@ -106,15 +114,34 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
             case "function_call_output":
                 item |= {"status": self.status, "call_id": self.call_id, "output": self.text}
             case _:
-                item |= {"role": self.role, "status": self.status, "content": [self._wire_part()]}
+                item |= {"role": self.role, "status": self.status, "content": self._wire_parts()}
         if self.response_id is not None:
             item["response_id"] = self.response_id
         return item
 
-    def _wire_part(self) -> dict[str, Any]:
+    def _wire_parts(self) -> list[dict[str, Any]]:
         if self.role == "assistant":
-            return output_text(self.text, self.logprobs)
-        return {"type": "input_text", "text": self.text}
+            return [output_text(self.text, self.logprobs)]
+        if not self.images:
+            return [{"type": "input_text", "text": self.text}]
+        return [
+            {"type": "input_text", "text": part}
+            if isinstance(part, str)
+            else {"type": "input_image", "image_url": part.url, "detail": "auto"}
+            for part in mixed(self.text, self.images)
+        ]
+
+
+def mixed(text: str, images: Iterable[Image]) -> Iterator[str | Image]:
+    """Yield a message's images and the texts between them, without empty ones."""
+    start = 0
+    for image in images:
+        if image.at > start:
+            yield text[start : image.at]
+        yield image
+        start = image.at
+    if start < len(text):
+        yield text[start:]
 
 
 def output_text(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
@@ -137,8 +164,12 @@ def parse_input(value: Any, *, param: str = "input") -> tuple[Message, ...]:
         raise _invalid(f"{param} must be a string or a list of items, not {json_type(value)}", param)
     if len(value) > MAX_INPUT_ITEMS:
         raise _invalid(f"{param} has {len(value)} items; at most {MAX_INPUT_ITEMS} are taken", param)
-    messages = (_parse_item(item, f"{param}[{index}]") for index, item in enumerate(value))
-    return tuple(message for message in messages if message is not None)
+    parsed = (_parse_item(item, f"{param}[{index}]") for index, item in enumerate(value))
+    messages = tuple(message for message in parsed if message is not None)
+    images = sum(len(message.images) for message in messages)
+    if images > MAX_IMAGES:
+        raise _invalid(f"{param} has {images} images; at most {MAX_IMAGES} are taken", param)
+    return messages
 
 
 def unknown_call(messages: Iterable[Message]) -> str | None:
@@ -171,7 +202,23 @@ def _parse_message(item: dict[str, Any], param: str) -> Message:
         raise _invalid(
             f"{param}.role must be one of user, assistant, system, developer; got {_quoted(role)}", f"{param}.role"
         )
-    return Message(known, _parse_content(item.get("content"), f"{param}.content"))
+    content = item.get("content")
+    if known == "user" and isinstance(content, list):
+        return _parse_mixed(content, f"{param}.content")
+    return Message(known, _parse_content(content, f"{param}.content"))
+
+
+def _parse_mixed(parts: list[Any], param: str) -> Message:
+    """Return a user's message of texts and images."""
+    text = ""
+    images: list[Image] = []
+    for index, part in enumerate(parts):
+        place = f"{param}[{index}]"
+        if isinstance(part, dict) and part.get("type") == "input_image":
+            images.append(parse_image(part, place, len(text)))
+        else:
+            text += _parse_part(part, place)
+    return Message("user", text, images=tuple(images))
 
 
 def _parse_reasoning(item: dict[str, Any], param: str) -> Message | None:
@@ -230,7 +277,9 @@ def _parse_part(part: Any, param: str) -> str:
     if kind == "refusal" and isinstance(part.get("refusal"), str):
         return str(part["refusal"])
     if not isinstance(kind, str) or kind not in _TEXT_PARTS:
-        raise _invalid(f"{param}.type {_quoted(kind)} is not supported; this model takes text only", f"{param}.type")
+        raise _invalid(
+            f"{param}.type {_quoted(kind)} is not supported; send text, or from users input_image", f"{param}.type"
+        )
     text = part.get("text")
     if not isinstance(text, str):
         raise _invalid(f"{param}.text must be a string, not {json_type(text)}", f"{param}.text")

@@ -63,13 +63,20 @@ class InputText(msgspec.Struct, tag_field="type", tag="input_text"):
     text: str
 
 
+class InputImage(msgspec.Struct, tag_field="type", tag="input_image"):
+    """An image that a user shows. image_url: a data URL."""
+
+    image_url: str
+    detail: Literal["auto"]
+
+
 class MessageItem(msgspec.Struct, tag_field="type", tag="message"):
     """A message. response_id: the turn that it belongs to, in lists and subscriptions."""
 
     id: str
     role: Literal["system", "user", "assistant"]
     status: Literal["in_progress", "completed", "incomplete"]
-    content: list[OutputText | InputText]
+    content: list[OutputText | InputText | InputImage]
     response_id: str | UnsetType = UNSET
 
 

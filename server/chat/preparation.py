@@ -102,6 +102,9 @@ class Preparation:
     async def _fit(self, engine: Engine, history: History) -> Context:
         await engine.check(self._turn.command.options)
         request = context_request(self._turn, history.items, self._runtime.config.limits.default_max_output_tokens)
+        if not engine.takes_images and any(message.images for message in (*request.history, *request.messages)):
+            text = "this model takes text only, and what it would see has images; ask another, or leave them out"
+            raise ProtocolError("invalid_request", text, param="input")
         unknown = unknown_call((*request.history, *request.messages))
         if unknown is not None:
             raise no_such_call(unknown)

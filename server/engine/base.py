@@ -92,6 +92,7 @@ class Prompt:
     messages: what it was made from.
     continuation: the beginning of the answer that `extend` has put behind it.
     opening: tokens at the end that the template has put behind the last message, to open the answer.
+    media: the images in it, in the engine's own form.
     """
 
     token_ids: Sequence[int]
@@ -99,6 +100,7 @@ class Prompt:
     messages: tuple[Message, ...] = ()
     continuation: Written = NOTHING_WRITTEN
     opening: int = 0
+    media: Any = field(default=None, repr=False, compare=False)
 
 
 class Sink(Protocol):
@@ -258,11 +260,13 @@ class Engine(Protocol):
 
     context_length: prompt and answer together, in tokens.
     max_concurrency: requests that it runs at once; more wait inside it, so callers admit no more than that.
+    takes_images: whether messages may have images; where not, `render` must not get any.
     unfinished: requests not yet ended, including waiting ones.
     """
 
     context_length: int
     max_concurrency: int
+    takes_images: bool
 
     @property
     def unfinished(self) -> int:

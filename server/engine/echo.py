@@ -81,6 +81,7 @@ class EchoEngine:
         if rate < 0 or ttft_ms < 0:
             raise EngineStartError(f"echo rate and ttft must be 0 or more; got {rate} and {ttft_ms}")
         self.name = name
+        self.takes_images = False
         self.context_length = context_length
         self.max_concurrency = max_concurrency
         self._script_file = script

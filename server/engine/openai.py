@@ -24,7 +24,7 @@ import aiohttp
 
 from protocol.errors import excerpt
 from protocol.events import Written
-from protocol.items import Message
+from protocol.items import Message, mixed
 from protocol.options import PLAIN, Options
 from server.engine.base import (
     AnswerLostError,
@@ -48,6 +48,7 @@ from server.engine.tokenizer import load_tokenizer
 # Estimates where nobody counts: English has about 4 characters a token, and each message some framing.
 CHARS_PER_TOKEN: Final = 4
 FRAMING_TOKENS: Final = 4
+IMAGE_TOKENS: Final = 768  # models differ between some 64 and 2,000
 
 _EVENT_STREAM: Final = "text/event-stream"
 _COUNTS_ALL_THE_TIME: Final = frozenset({"vllm", "sglang"})  # `owned_by` of servers that send usage with each piece
@@ -81,6 +82,7 @@ class OpenAIEngine:
 
     def __init__(self, name: str, settings: OpenAISettings) -> None:
         self.name = name
+        self.takes_images = settings.tokenizer is None  # prompts made of tokens have no place for them
         self.context_length = settings.context_length or 0
         self.max_concurrency = settings.max_concurrency
         self._settings = settings
@@ -341,6 +343,13 @@ def _conversation(messages: Sequence[Message], continuation: str) -> dict[str, A
 def _turn(message: Message) -> dict[str, Any]:
     """Return a message in the words of Chat Completions."""
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.images:
+        turn["content"] = [
+            {"type": "text", "text": part}
+            if isinstance(part, str)
+            else {"type": "image_url", "image_url": {"url": part.url}}
+            for part in mixed(message.content, message.images)
+        ]
     if message.calls:
         turn["tool_calls"] = [
             {"type": "function", "id": call.call_id, "function": {"name": call.name, "arguments": call.arguments}}
@@ -352,7 +361,10 @@ def _turn(message: Message) -> dict[str, Any]:
 
 
 def _estimate(messages: Sequence[Message]) -> int:
-    return sum(FRAMING_TOKENS + -(-len(message.content) // CHARS_PER_TOKEN) for message in messages)
+    return sum(
+        FRAMING_TOKENS + -(-len(message.content) // CHARS_PER_TOKEN) + IMAGE_TOKENS * len(message.images)
+        for message in messages
+    )
 
 
 def _joined(chunk: Chunk | None, last: Chunk) -> Chunk:

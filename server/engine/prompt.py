@@ -20,7 +20,8 @@ from typing import Any, Final, TypeAlias
 
 from protocol.errors import excerpt
 from protocol.events import Written
-from protocol.items import FunctionCall, Message
+from protocol.images import Image
+from protocol.items import FunctionCall, Message, mixed
 from protocol.options import PLAIN, Options
 from server.engine.base import EngineStartError, Prompt, PromptError
 from server.engine.inert import InertEncoder, TokenCache
@@ -146,7 +147,25 @@ class PromptRenderer:
             shown["reasoning_content"] = places.put(message.reasoning)
         if message.call_id is not None:
             shown["tool_call_id"] = places.guarded(message.call_id)
+        if message.images:
+            return shown | {"content": self._shown_mixed(message, places)}
         return shown | {"content": places.put(content, is_needed=True)}
+
+    def _shown_mixed(self, message: Message, places: Places) -> list[dict[str, Any]]:
+        """Return text and images as templates of models that see take them: as parts."""
+        if "image" not in self._words:
+            raise PromptError("it knows no images")
+        parts: list[dict[str, Any]] = []
+        is_needed = True  # the message counts once
+        for part in mixed(message.content, message.images):
+            if isinstance(part, str):
+                parts.append({"type": "text", "text": places.put(part, is_needed=is_needed)})
+                is_needed = False
+            else:
+                parts.append({"type": "image"})
+        if is_needed:
+            places.put("", is_needed=True)
+        return parts
 
     def _template_parts(self, piece: str) -> tuple[Part, ...]:
         """Return a piece of the template's own text as control tokens and texts; there are few different ones."""
@@ -195,11 +214,14 @@ def merge_turns(messages: Sequence[Message]) -> list[Message]:
         if last is None or last.role != message.role or message.role == "tool":
             merged.append(message)
             continue
+        content = _both(last.content, message.content)
+        moved = len(content) - len(message.content)
         merged[-1] = Message(
             message.role,
-            _both(last.content, message.content),
+            content,
             _both(last.reasoning, message.reasoning),
             last.calls + message.calls,
+            images=last.images + tuple(Image(image.url, image.at + moved) for image in message.images),
         )
     return merged
 

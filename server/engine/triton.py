@@ -88,6 +88,7 @@ class TritonEngine:
 
     def __init__(self, name: str, settings: TritonSettings) -> None:
         self.name = name
+        self.takes_images = False
         self.context_length = settings.context_length
         self.max_concurrency = settings.max_concurrency
         self._settings = settings

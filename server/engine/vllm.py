@@ -41,6 +41,7 @@ from server.engine.base import (
     VllmSettings,
 )
 from server.engine.parsing import AnswerReader, OutputReader, Parsers
+from server.engine.pictures import with_images
 from server.engine.prompt import PromptRenderer
 from server.engine.vllm_adapters import Adapters
 from server.engine.vllm_chunks import chunk_of
@@ -72,6 +73,7 @@ class VllmEngine:
         self.name = name
         self.context_length = 0  # known once started
         self.max_concurrency = 0
+        self.takes_images = False
         self._source = source
         self._settings = settings or VllmSettings()
         self._start: Start | None = None
@@ -151,6 +153,8 @@ class VllmEngine:
         self.context_length = llm.model_config.max_model_len
         self.max_concurrency = llm.scheduler_config.max_num_seqs
         self._gathering = Gathering(llm.output_processor)
+        media = llm.model_config.multimodal_config
+        self.takes_images = media is not None and media.get_limit_per_prompt("image") > 0
         tokenizer = llm.get_tokenizer()
         settings = self._settings
         self._reader = OutputReader(tokenizer, Parsers(settings.tool_parser, settings.reasoning_parser))
@@ -180,7 +184,10 @@ class VllmEngine:
         assert self._renderer is not None
         if options.tools and not self._offers_tools(options):
             options = msgspec.structs.replace(options, tools=())
-        return await self._renderer.render(messages, options)
+        prompt = await self._renderer.render(messages, options)
+        if any(message.images for message in messages):
+            return await with_images(prompt, self._alive().renderer)
+        return prompt
 
     def _offers_tools(self, options: Options) -> bool:
         return self._reader is not None and self._reader.offers_tools(options)
@@ -203,7 +210,9 @@ class VllmEngine:
             answer = self._begin(request)
             if answer is not None and request.prompt.continuation.text:
                 yield Chunk("", 0, None, 0, await answer.again(request.prompt.continuation.text))
-            prompt = tokens_input(list(request.prompt.token_ids), cache_salt=request.cache_salt or None)
+            prompt: Any = tokens_input(list(request.prompt.token_ids), cache_salt=request.cache_salt or None)
+            if request.prompt.media is not None:
+                prompt = {**request.prompt.media, **prompt, "type": request.prompt.media["type"]}
             parameters = self._parameters(request.sampling, request.options)
             if answer is not None:  # what a parser reads is yielded: it is read where this generator runs
                 request = replace(request, sink=None)

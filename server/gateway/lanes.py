@@ -135,7 +135,7 @@ class Lanes:
 
 
 def _chars(command: ResponseCreate) -> int:
-    return len(command.instructions or "") + sum(len(message.content) for message in command.messages)
+    return len(command.instructions or "") + sum(message.size for message in command.messages)
 
 
 def _too_many(what: str) -> ProtocolError:

@@ -42,6 +42,7 @@ class SharedEngine:
         self._engine = engine
         self.context_length = engine.context_length
         self.max_concurrency = engine.max_concurrency
+        self.takes_images = engine.takes_images
 
     @property
     def unfinished(self) -> int:

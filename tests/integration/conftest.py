@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from server.engine.base import ProgressCallback
+from server.engine.base import ProgressCallback, VllmSettings
 from server.engine.vllm import VllmEngine
 from server.models.sources import resolve
-from tests.support.random_model import make_random_model
+from tests.support.random_model import make_random_model, make_seeing_model
 from tests.support.vllm_server import VllmServer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported: nothing here asks a hub
@@ -51,6 +51,17 @@ async def vllm_engine(default_model_dir: str) -> AsyncIterator[VllmEngine]:
     are marked `asyncio(loop_scope="session")`.
     """
     engine = await start(VllmEngine("default", default_model_dir))
+    yield engine
+    engine.close()
+    await engine.wait_closed()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def vllm_seeing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
+    """An engine with a tiny model of random weights that takes images."""
+    folder = make_seeing_model(tmp_path_factory.mktemp("seeing") / "model")
+    settings = VllmSettings(max_num_seqs=4, cpu_kvcache_gib=0.25, extra={"limit_mm_per_prompt": {"image": 2}})
+    engine = await start(VllmEngine("seeing", str(folder), settings))
     yield engine
     engine.close()
     await engine.wait_closed()

@@ -27,6 +27,7 @@ class ScriptedEngine:
     """
 
     hands_over = False
+    takes_images = False
 
     def __init__(self, *, context_length: int = 1000, max_concurrency: int = 8) -> None:
         self.context_length = context_length

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -10,6 +11,8 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 from aiohttp import web
 
+from protocol.items import parse_input
+from protocol.options import Options
 from server.engine.base import (
     AnswerLostError,
     Chunk,
@@ -27,6 +30,9 @@ from tests.unit.engine.contract import user
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MODELS = {"data": [{"id": "m", "max_model_len": 100}, {"id": "other"}]}
+
+
+DOT = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
 
 
 def event(text: str = "", reason: str | None = None) -> bytes:
@@ -155,6 +161,30 @@ async def test_a_server_without_anything_of_vllm_is_enough() -> None:
     assert told == {"max_tokens": 5, "temperature": 0.0, "top_k": 0, "stop": ["x"]}
     assert "ignore_eos" not in bodies[1]
     assert "cache_salt" not in bodies[1]  # vLLM's word, which others may refuse
+
+
+async def test_images_and_logprobs_are_handed_on() -> None:
+    """In the words of Chat Completions: parts in their order, and what is told of each token."""
+    bodies = []
+    told = {"content": [{"token": "Hi", "logprob": -0.5, "bytes": [72], "top_logprobs": []}]}
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        bodies.append(await request.json())
+        said = json.dumps({"choices": [{"delta": {"content": "Hi"}, "logprobs": told}]})
+        return await stream_of(said.encode(), event("", "stop"))(request)
+
+    parts = [{"type": "input_text", "text": "See "}, {"type": "input_image", "image_url": DOT}]
+    async with serving(chat=chat) as url, engine_of(url, context_length=9000) as engine:
+        assert engine.takes_images
+        prompt = await engine.render(parse_input([{"role": "user", "content": parts}]))
+        request = GenerationRequest("r", prompt, Sampling(5), options=Options(top_logprobs=1))
+        (chunk, *_) = [chunk async for chunk in engine.generate(request)]
+    text, image = bodies[0]["messages"][0]["content"]
+    assert text == {"type": "text", "text": "See "}
+    assert image == {"type": "image_url", "image_url": {"url": DOT}}
+    assert prompt.token_count > 100
+    assert (bodies[0]["logprobs"], bodies[0]["top_logprobs"]) == (True, 1)
+    assert chunk.logprobs == ({"token": "Hi", "bytes": [72, 105], "logprob": -0.5, "top_logprobs": []},)
 
 
 async def test_before_the_first_token_a_busy_server_is_asked_again() -> None:

@@ -69,6 +69,15 @@ ROWS = {
         {"type": "response.create", "input": [{"role": "system", "content": "x"}, {"role": "user", "content": "hi"}]},
         GRANTED,
     ),
+    "a turn with a grammar": Row(
+        {
+            "type": "response.create",
+            "input": "hi",
+            "text": {"format": {"type": "tokenwire:grammar", "grammar": 'root ::= "a"'}},
+        },
+        ADMINS,
+        anyhow="invalid_request",  # the echo engine keeps to no form
+    ),
     "a turn with a model of a right": Row(
         {"type": "response.create", "input": "hi", "model": "big"}, GRANTED, "model_not_found"
     ),

@@ -37,6 +37,8 @@ TOOL = {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     "strict": True,
 }
+# One pixel: the smallest GIF that there is.
+DOT = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
 ITEMS = ["reasoning", "message", "function_call", "function_call"]
 
 
@@ -48,6 +50,10 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess
     models = '[models.agent]\nsource = "echo"\ntool_parser = "hermes"\nreasoning_parser = "qwen3"\n'
     config = f'{models}[echo]\nrate = 40\nscript = "{folder / "script.toml"}"\n'
     yield from run_checked(ServerProcess(folder / "data", config=config))
+
+
+def deep(levels: int) -> dict[str, Any]:
+    return {"type": "array", "items": deep(levels - 1)} if levels else {}
 
 
 async def ask(c: Client, text: Any = "How is the weather?", **fields: Any) -> list[dict[str, Any]]:
@@ -156,8 +162,14 @@ async def test_cancelled_in_a_thought(scripted):
         ({"tools": [{**TOOL, "parameters": {"$ref": "#"}}]}, "tools[0].parameters.$ref"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},
-            "input[0].content[0].type",
+            "input[0].content[0].image_url",
         ),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": DOT}]}]}, "input"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name"),
+        ({"tools": [{**TOOL, "parameters": deep(200)}]}, "tools[0].parameters"),
+        ({"tools": [{**TOOL, "parameters": {"description": "x" * 70_000}}]}, "tools[0].parameters"),
+        ({"tools": [{"type": "function", "name": "werkzeug ü"}]}, "tools[0].name"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
     ],
 )
 async def test_what_is_refused_by_name(scripted, fields, param):

@@ -87,9 +87,9 @@ def test_other_kinds_are_refused(kind):
         ([{"role": "user", "content": ["x"]}], "input[0].content[0]", "an object, not a string"),
         ([{"role": "user", "content": [{}]}], "input[0].content[0].type", "null is not supported"),
         (
-            [{"role": "user", "content": [{"type": "input_image"}]}],
+            [{"role": "user", "content": [{"type": "input_audio"}]}],
             "input[0].content[0].type",
-            "'input_image' is not supported; this model takes text only",
+            "'input_audio' is not supported; send text",
         ),
         (
             [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": 5}]}],

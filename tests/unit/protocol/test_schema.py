@@ -27,6 +27,10 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
+def named(count: int) -> dict[str, Any]:
+    return {f"p{number}": {"type": "string"} for number in range(count)}
+
+
 TREE = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "children": {"type": "array", "items": {"$ref": "#"}}},
@@ -43,6 +47,10 @@ TREE = {
         {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1, "maxItems": 9},
         {"type": "string", "pattern": "^a+$"},
         {"definitions": {"a/b~c": {}}, "$ref": "#/definitions/a~1b~0c"},
+        {"properties": named(500), "required": list(named(100))},
+        {"anyOf": [{"const": number} for number in range(300)]},
+        {"anyOf": [{"properties": {"a": {}}}] * 64},
+        {"type": "string", "pattern": "^[a-z]{2,16}@[a-z{}]{1,}$"},
         TREE,
         nested(MAX_SCHEMA_DEPTH - 1),
     ],
@@ -84,6 +92,12 @@ def test_fine(schema):
         ({"description": "x" * MAX_SCHEMA_BYTES}, "s"),
         ({"anyOf": [{"type": "string", "maxLength": 1000}] * 11}, "s"),
         ({"enum": ["x" * 500] * 33}, "s"),
+        ({"type": "string", "pattern": "[a-z]{0,999}" * 11}, "s"),
+        ({"type": "string", "pattern": "a{10001}"}, "s"),
+        ({"type": "string", "pattern": "a{99999999,}"}, "s"),
+        ({"items": {"properties": named(401), "required": ["other"]}}, "s.items.properties"),
+        ({"anyOf": [{"properties": {"a": {}}}] * 65}, "s"),
+        ({"anyOf": [{"oneOf": [{}] * 32}, {"anyOf": [{}] * 31}]}, "s"),
     ],
 )
 def test_refused(schema, place):
