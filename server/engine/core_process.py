@@ -78,12 +78,16 @@ class CoreEntry:
     run: vLLM's entry, kept by name: the new process finds the original there, this one holds us in its place.
     output: our pipe's writing end.
     gpus: numbers of the GPUs that it may see; empty: all.
+    compiles: whether torch may compile anything there.
     """
 
-    def __init__(self, run: Callable[..., None], output: Connection, gpus: Sequence[int] = ()) -> None:
+    def __init__(
+        self, run: Callable[..., None], output: Connection, gpus: Sequence[int] = (), *, compiles: bool = True
+    ) -> None:
         self._module, self._name = run.__module__, run.__qualname__
         self._output = output
         self._gpus = ",".join(map(str, gpus))
+        self._compiles = compiles
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take measures 1 and 3: here, as unpickling the arguments next imports vLLM and prints already."""
@@ -94,6 +98,8 @@ class CoreEntry:
         self._output.close()
         if self._gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = self._gpus  # read when CUDA is first used; not in our own process
+        if not self._compiles:
+            os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # read when torch is imported
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Take measure 2, then be EngineCore."""

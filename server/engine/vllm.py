@@ -135,7 +135,10 @@ class VllmEngine:
             arguments = engine_arguments(self._source, self._settings, cpu=current_platform.is_cpu())
             guiding = StructuredOutputsConfig(**(GUIDING | arguments.pop("structured_outputs_config", {})))
             config = AsyncEngineArgs(structured_outputs_config=guiding, **arguments).create_engine_config()
-            with start.engine_process(EngineCoreProc, "run_engine_core", self._settings.gpus):
+            # When the first client asks for logprobs, vLLM compiles a function even so. On a CPU that takes half a
+            # minute, in which all others wait.
+            compiles = not (current_platform.is_cpu() and config.model_config.enforce_eager)
+            with start.engine_process(EngineCoreProc, "run_engine_core", self._settings.gpus, compiles=compiles):
                 # Kept nowhere else, a local of this frame would outlive `wait_closed`.
                 self._llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
             start.step("preparing the chat template")

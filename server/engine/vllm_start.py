@@ -86,7 +86,9 @@ class Start:
             kill_group(process)
 
     @contextlib.contextmanager
-    def engine_process(self, owner: Any, entry: str, gpus: Sequence[int] = ()) -> Iterator[None]:
+    def engine_process(
+        self, owner: Any, entry: str, gpus: Sequence[int] = (), *, compiles: bool = True
+    ) -> Iterator[None]:
         """Let the EngineCore that vLLM starts meanwhile begin in `core_process.CoreEntry`.
 
         owner, entry: vLLM's class and the name of its entry; there is no hook for this, so we stand in its place.
@@ -95,7 +97,7 @@ class Start:
             self.step("starting the engine process")
             original = getattr(owner, entry)
             self.output = output = CoreOutput(verbose=self._verbose, on_process=self._started, on_loading=self._loading)
-            setattr(owner, entry, staticmethod(CoreEntry(original, output.writer, gpus)))
+            setattr(owner, entry, staticmethod(CoreEntry(original, output.writer, gpus, compiles=compiles)))
             try:
                 yield
             except BaseException:

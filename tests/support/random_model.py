@@ -3,7 +3,8 @@
 It makes about 2,500 tokens/s at 128 streams on two CPU cores. Tokenizer and chat template are those of the default
 model. Run as `python -m tests.support.random_model DIRECTORY [MAX_POSITION_EMBEDDINGS]`.
 
-Another one, a LLaVA, takes images: what it says of them means nothing, but it is another thing for each.
+Another one, an Idefics 3, takes images: what it says of them means nothing, but it is another thing for each. vLLM's
+code for most other such models needs torchvision.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from server.models.sources import DEFAULT_MODEL, resolve
 SEED = 20240501
 HIDDEN = 128
 SEEING = "seeing"
-IMAGE_SIZE = 56  # pixels each way, in patches of 14: 16 tokens
-IMAGE_TOKENS = 16
+IMAGE_SIZE = 56  # pixels each way, in patches of 14, four of which make a token
+IMAGE_MARKS = ("<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>")
+IMAGE_TOKENS = 4 + 3  # in the prompt, marks around them included
 SEEING_TEMPLATE = """\
 {%- for message in messages -%}
 <|im_start|>{{ message.role }}
@@ -91,51 +93,47 @@ def _save_seeing(directory: Path) -> None:
     import torch
     from transformers import (
         AutoTokenizer,
-        CLIPImageProcessor,
-        CLIPVisionConfig,
-        LlamaConfig,
-        LlavaConfig,
-        LlavaForConditionalGeneration,
-        LlavaProcessor,
+        Idefics3Config,
+        Idefics3ForConditionalGeneration,
+        Idefics3ImageProcessorPil,
+        Idefics3Processor,
     )
 
     tokenizer = AutoTokenizer.from_pretrained(resolve(DEFAULT_MODEL, progress=print))
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
-    torch.manual_seed(SEED)
-    text = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=HIDDEN,
-        intermediate_size=2 * HIDDEN,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    sight = CLIPVisionConfig(
-        hidden_size=64,
-        intermediate_size=HIDDEN,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        image_size=IMAGE_SIZE,
-        patch_size=14,
-    )
-    config = LlavaConfig(
-        vision_config=sight,
-        text_config=text,
-        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
-        vision_feature_layer=-1,
-        image_seq_length=IMAGE_TOKENS,
-    )
-    size = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
-    images = CLIPImageProcessor(size=size, crop_size=size)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(IMAGE_MARKS)})
     tokenizer.chat_template = SEEING_TEMPLATE
-    LlavaProcessor(
-        images, tokenizer, 14, "default", chat_template=SEEING_TEMPLATE, num_additional_image_tokens=1
-    ).save_pretrained(directory)
-    LlavaForConditionalGeneration(config).to(torch.float32).save_pretrained(directory)  # last, as above
+    one = {"longest_edge": IMAGE_SIZE}
+    images = Idefics3ImageProcessorPil(size=one, max_image_size=one, do_image_splitting=False)
+    processor = Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=SEEING_TEMPLATE)
+    torch.manual_seed(SEED)
+    config = Idefics3Config(
+        vision_config={
+            "hidden_size": 64,
+            "intermediate_size": HIDDEN,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": IMAGE_SIZE,
+            "patch_size": 14,
+        },
+        text_config={
+            "model_type": "llama",
+            "vocab_size": len(tokenizer),
+            "hidden_size": HIDDEN,
+            "intermediate_size": 2 * HIDDEN,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 1024,
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        },
+        image_token_id=processor.image_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        scale_factor=2,
+    )
+    processor.save_pretrained(directory)
+    Idefics3ForConditionalGeneration(config).to(torch.float32).save_pretrained(directory)  # last, as above
 
 
 if __name__ == "__main__":
