@@ -45,6 +45,7 @@ class AdapterEngine:
         self.name = name
         self.context_length = 0  # known once started
         self.max_concurrency = 0
+        self.takes_images = False
         self._base = base
         self._folder = folder
         self._hosts: WeakSet[AdapterHost] = WeakSet()  # that have it: the replicas of the base get it one by one
@@ -69,6 +70,7 @@ class AdapterEngine:
             lease.release()
         self.context_length = lease.engine.context_length
         self.max_concurrency = lease.engine.max_concurrency
+        self.takes_images = lease.engine.takes_images
         self._is_started = True
 
     async def _base_lease(self) -> Lease:
