@@ -35,9 +35,9 @@ class Gathering:
         self._held: dict[str, _Held] = {}
         processor.process_outputs = self._take_in  # this one's: before the class's method
 
-    def begin(self, request_id: str, sink: Sink) -> None:
-        """Hold the tokens of this request from now on. request_id: vLLM's own."""
-        self._held[request_id] = _Held(self, sink)
+    def begin(self, request_id: str, sink: Sink, fail: Callable[[Exception], None]) -> None:
+        """Hold the tokens of this request from now on. request_id: vLLM's own. fail: takes what ends it."""
+        self._held[request_id] = _Held(self, sink, fail)
 
     def end(self, request_id: str) -> None:
         """Hand over what waits, and hold nothing of this request any more."""
@@ -68,11 +68,12 @@ class Gathering:
 class _Held:
     """What waits of one request, as one output of several tokens, such as vLLM makes when it speculates."""
 
-    __slots__ = ("_gathering", "_output", "_sink", "is_new")
+    __slots__ = ("_fail", "_gathering", "_output", "_sink", "is_new")
 
-    def __init__(self, gathering: Gathering, sink: Sink) -> None:
+    def __init__(self, gathering: Gathering, sink: Sink, fail: Callable[[Exception], None]) -> None:
         self._gathering = gathering
         self._sink = sink
+        self._fail = fail
         self._output: EngineCoreOutput | None = None
         self.is_new = True
 
@@ -95,8 +96,12 @@ class _Held:
     def hand_over(self) -> None:
         """Bring what waits to the sink; harmless when nothing does."""
         output, self._output = self._output, None
-        if output is not None:
+        if output is None:
+            return
+        try:
             self._gathering.work_on(output)
+        except Exception as error:  # noqa: BLE001 it ends this request; who asks has others to care for
+            self._fail(error)
 
 
 def _is_plain(output: EngineCoreOutput) -> bool:
@@ -127,7 +132,7 @@ async def outputs(  # noqa: PLR0917 what vLLM wants of us
         if sink is not None:
             queue.put = _Bypass(queue, sink, request.options.top_logprobs)  # this one's: before the class's method
             if not parameters.stop:  # else an answer would go on behind its end for as long as tokens wait
-                gathering.begin(queue.request_id, sink)
+                gathering.begin(queue.request_id, sink, queue.put)
         finished = False
         while not finished:
             output = queue.get_nowait() or await queue.get()

@@ -79,7 +79,7 @@ def _vllm() -> str:
 
 def measure_streams(results: Results) -> None:
     """The contenders on one real vLLM."""
-    levels = {32: 32, 128: 32} if results.quick else {32: 96, 128: 96, 256: 96}
+    levels = {32: 32, 128: 32} if results.quick else {32: 96, 128: 96, 256: 64}
     plan = streams.Plan(levels, results.rounds)
     ports = streams.contenders_ports()
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tokenwire" / "benchmark-model"
