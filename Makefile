@@ -42,7 +42,7 @@ serve: setup
 # The quick tier first: a broken function should not wait for a model to load. One pytest run, one summary line.
 # Two workers: most tests wait for other processes, most of the time. tests/conftest.py says what stays together.
 test: setup-dev
-	@$(PY) -m pytest tests/unit $(wildcard tests/integration tests/e2e tests/interop tests/chaos) -n 2 --dist loadgroup $(PYTEST_ARGS)
+	@$(PY) -m pytest tests/unit $(wildcard tests/integration tests/e2e tests/interop tests/chaos) -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-unit: setup-dev
 	@$(PY) -m pytest tests/unit $(PYTEST_ARGS)
