@@ -216,3 +216,38 @@ async def test_a_cross_encoder_scores_pairs(gateway: ServerProcess) -> None:
         assert scores[0] != scores[1]
         alone = await user.do("rerank.create", model="cross", query="capital?", documents=[PARIS])
         assert alone["results"][0]["relevance_score"] == pytest.approx(scores[1], abs=1e-4)
+
+
+async def test_a_classifier_names_its_labels(gateway: ServerProcess) -> None:
+    """The likeliest one, and how likely each is; this one has a single label."""
+    async with client(gateway) as user:
+        event = await user.do("classify.create", model="cross", input=[PARIS, CATS])
+        assert event["type"] == "classify.created", event
+        first, second = event["data"]
+        assert (first["index"], first["label"], first["num_classes"], len(first["probs"])) == (0, "good", 1, 1)
+        assert 0 <= first["probs"][0] <= 1
+        assert first["probs"] != second["probs"]
+
+
+async def test_what_cannot_be_done_is_refused(gateway: ServerProcess) -> None:
+    """Too long, the wrong kind of model, no such model, a chat with one that makes no text; the socket goes on."""
+    async with client(gateway) as user:
+        error = await user.refused("embedding.create", model="minilm", input=["short", "word " * 600])
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "input[1]")
+        assert "has 602 tokens, but the model takes 256" in error["message"]
+        error = await user.refused("classify.create", model="minilm", input="x")
+        assert (error["param"], error["message"]) == (
+            "model",
+            "model 'minilm' embeds texts; name one that classifies",
+        )
+        error = await user.refused("embedding.create", model="echo", input="x")
+        assert error["message"] == "model 'echo' makes text; name one that embeds"
+        error = await user.refused("embedding.create", model="minilmm", input="x")
+        assert error["code"] == "model_not_found"
+        assert "minilm" in error["message"]
+        error = await user.refused("embedding.create", model="minilm", input="x", dimensions=64)
+        assert error["code"] == "invalid_request"
+        error = await user.refused("response.create", model="minilm", input="hello")
+        assert error["code"] == "invalid_request"
+        assert "makes no text" in error["message"]
+        assert len((await embeddings(user, "still there"))[0]) == 384
