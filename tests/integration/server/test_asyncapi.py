@@ -59,6 +59,9 @@ async def test_a_session(slow: ServerProcess):
         await c.do("model.pin", model="other", pinned=False, stream_id="do")
         for command in ("model.load", "model.unload", "model.remove"):
             await c.do(command, model="other", stream_id="do", id="k")
+        for command in ("embedding.create", "classify.create"):
+            await c.refused(command, model="echo", input="x", id="k", stream_id="do")
+        await c.refused("rerank.create", model="echo", query="x", documents=["x"], stream_id="do")
         for command in ("model.list", "limits.retrieve", "session.update", "response.steer"):
             await c.do(command, stream_id="do")
     for frame in c.sent:
@@ -70,9 +73,10 @@ async def test_a_session(slow: ServerProcess):
         "response.failed",
         "response.processed",
         "text",
+        *("embedding.created", "rerank.created", "classify.created"),  # test_kinds_of_model.py
         *(
             f"response.{part}.{step}"
             for part in ("reasoning_text", "function_call_arguments")
             for step in ("delta", "done")
-        ),
-    }  # the last four: test_tools.py
+        ),  # test_tools.py
+    }

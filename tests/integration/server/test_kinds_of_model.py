@@ -14,6 +14,7 @@ import pytest
 
 from tests.integration.server import wire
 from tests.integration.server.wire import Answer, Client, client
+from tests.support.asyncapi import Described
 from tests.support.pooling_models import minilm, with_head
 from tests.support.random_adapter import make_random_adapter
 from tests.support.server import ServerProcess
@@ -49,6 +50,7 @@ backend = "echo"
 """
 pytestmark = pytest.mark.timeout(600)
 GREEDY: dict[str, Any] = {"temperature": 0, "max_output_tokens": 12, "ignore_eos": True, "store": False}
+DESCRIBED = Described()
 PARIS, CATS = "Paris is the capital of France.", "Cats purr when they are content."
 
 
@@ -158,6 +160,7 @@ def cosine(one: list[float], other: list[float]) -> float:
 async def embeddings(user: Client, texts: str | list[str], **fields: object) -> list[list[float]]:
     event = await user.do("embedding.create", model="minilm", input=texts, **fields)
     assert event["type"] == "embedding.created", event
+    DESCRIBED.check_sent(event)
     assert [row["index"] for row in event["data"]] == list(range(len(event["data"])))
     return [row["embedding"] for row in event["data"]]
 
@@ -211,6 +214,7 @@ async def test_a_cross_encoder_scores_pairs(gateway: ServerProcess) -> None:
     async with client(gateway) as user:
         event = await user.do("rerank.create", model="cross", query="capital?", documents=[CATS, PARIS])
         assert event["type"] == "rerank.created", event
+        DESCRIBED.check_sent(event)
         scores = {row["index"]: row["relevance_score"] for row in event["results"]}
         assert all(0 <= score <= 1 for score in scores.values())
         assert scores[0] != scores[1]
@@ -223,6 +227,7 @@ async def test_a_classifier_names_its_labels(gateway: ServerProcess) -> None:
     async with client(gateway) as user:
         event = await user.do("classify.create", model="cross", input=[PARIS, CATS])
         assert event["type"] == "classify.created", event
+        DESCRIBED.check_sent(event)
         first, second = event["data"]
         assert (first["index"], first["label"], first["num_classes"], len(first["probs"])) == (0, "good", 1, 1)
         assert 0 <= first["probs"][0] <= 1

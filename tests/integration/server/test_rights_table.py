@@ -107,6 +107,13 @@ ROWS = {
     "pin": Row({"type": "model.pin", "model": "none", "pinned": True}, ADMINS, anyhow="model_not_found"),
     "remove": Row({"type": "model.remove", "model": "none"}, ADMINS, anyhow="model_not_found"),
     "alias": Row({"type": "model.alias", "model": "none", "alias": "other"}, ADMINS, anyhow="model_not_found"),
+    "embed": Row({"type": "embedding.create", "model": "none", "input": "x"}, SIGNED_IN, anyhow="model_not_found"),
+    "rerank": Row(
+        {"type": "rerank.create", "model": "none", "query": "x", "documents": ["x"]},
+        SIGNED_IN,
+        anyhow="model_not_found",
+    ),
+    "classify": Row({"type": "classify.create", "model": "none", "input": "x"}, SIGNED_IN, anyhow="model_not_found"),
     "limits": Row({"type": "limits.retrieve"}, SIGNED_IN),
     "session": Row({"type": "session.update"}, SIGNED_IN),
 }
