@@ -40,9 +40,9 @@ serve: setup
 	@exec .venv/bin/tokenwire serve $(if $(MODEL),--model "$(MODEL)") $(if $(PORT),--port "$(PORT)") $(ARGS)
 
 # The quick tier first: a broken function should not wait for a model to load. One pytest run, one summary line.
-# Two workers: most tests wait for other processes, most of the time. tests/conftest.py says what stays together.
+# Three workers: most tests wait for other processes, most of the time; two use one of two cores. tests/conftest.py says what stays together.
 test: setup-dev
-	@$(PY) -m pytest tests/unit $(wildcard tests/integration tests/e2e tests/interop tests/chaos) -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(PY) -m pytest tests/unit $(wildcard tests/integration tests/e2e tests/interop tests/chaos) -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-unit: setup-dev
 	@$(PY) -m pytest tests/unit $(PYTEST_ARGS)

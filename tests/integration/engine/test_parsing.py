@@ -183,6 +183,7 @@ def unstarted(default_model_dir: str) -> VllmEngine:
     engine._llm = SimpleNamespace(model_config=model, vllm_config=config, get_tokenizer=lambda: known)
     engine._reader = OutputReader(known, Parsers())
     engine._renderer = PromptRenderer(known)
+    engine._is_up = True
     made: VllmEngine = engine
     return made
 
