@@ -39,8 +39,8 @@ setup-bench:
 serve: setup
 	@exec .venv/bin/tokenwire serve $(if $(MODEL),--model "$(MODEL)") $(if $(PORT),--port "$(PORT)") $(ARGS)
 
-# The quick tier first: a broken function should not wait for a model to load. One pytest run, one summary line.
-# Three workers: most tests wait for other processes, most of the time; two use one of two cores. tests/conftest.py says what stays together.
+# One pytest run, one summary line. Three workers: most tests wait for other processes most of the time, and two use one
+# core of two. tests/conftest.py says what stays together, and what begins first.
 test: setup-dev
 	@$(PY) -m pytest tests/unit $(wildcard tests/integration tests/e2e tests/interop tests/chaos) -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 

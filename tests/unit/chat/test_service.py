@@ -179,4 +179,5 @@ async def test_a_refused_turn_is_freed_at_once(a):
     with pytest.raises(ProtocolError, match="window is 0 tokens"):
         await a.create()
     await settle()
-    assert not [made for made in gc.get_objects() if type(made) is Generation]  # torch has objects that do not like to be asked
+    # Not isinstance: torch, where a test before has imported it, has objects that warn when they are asked.
+    assert not [made for made in gc.get_objects() if type(made) is Generation]
