@@ -1,4 +1,4 @@
-"""Frames in, commands out: what a client may ask, checked before anything else sees it.
+"""Frames in, commands out: what a client may ask, checked before anything else sees it. Long, as it is a list of them.
 
 The commands and their tolerance rules are in protocol/README.md, section "Client to server".
 """
