@@ -474,7 +474,7 @@ class Pool:
             self._give_up(model, text)
             model.fail_wants(ModelFailedError(text, delay))
         elif model.is_due:
-            model.fault = f"the engine died; starting it again in {delay:g} s"
+            model.fault = f"{text}; starting it again in {delay:g} s"
             logger.warning("model %s: %s", model.name, model.fault, extra={"model": model.name})
 
     def _settle(self, model: Model, *, restore: bool) -> None:
