@@ -72,11 +72,14 @@ class Gateway(ServerProcess):
         self.process.send_signal(number)
 
     def engine_pids(self) -> list[int]:
-        """Return its engine processes and their workers."""
+        """Return its engine processes and their workers; not Python's resource tracker, a child of its own.
+
+        That one holds the gateway's output: stopped, it would keep the pipe open after its end.
+        """
         found = dict(children(self.pid))
         for pid in list(found):
             found.update(children(pid))
-        return [pid for pid in found if is_alive(pid)]
+        return [pid for pid, name in found.items() if name.startswith("VLLM::") and is_alive(pid)]
 
 
 class Valkey:
