@@ -9,12 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext
+from playwright.sync_api import Browser, BrowserContext, expect
 
 from server.store.embedded import valkey_arguments
 from tests.e2e.browser import ChatPage, chromium
 from tests.e2e.standin import StandIn
 from tests.support.server import ROOT, ServerProcess
+
+# What a page shows is asked for until it is there. Five seconds, Playwright's default, are sometimes too few on a
+# machine that runs other tests beside it; only a failing test waits so long.
+expect.set_options(timeout=20_000)
 
 _FIND_VALKEY = "import asyncio; from server.store.embedded import find_binary; print(asyncio.run(find_binary()))"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -221,3 +222,11 @@ async def test_tenants_share_no_prefix_cache(engine: Engine) -> None:
     assert await cached("again", "acme") > 100
     assert await cached("other", "other") == 0
     assert await cached("nobody", "") == 0
+
+
+async def test_aclosing_a_request_that_never_ran(vllm_engine: VllmEngine) -> None:
+    """A generator that is closed before its first chunk was asked for has made no request."""
+    prompt = await vllm_engine.render(user("hello"))
+    async with aclosing(vllm_engine.generate(GenerationRequest("1", prompt, Sampling(100, ignore_eos=True)))):
+        pass
+    assert vllm_engine.unfinished == 0

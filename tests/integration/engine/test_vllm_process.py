@@ -13,7 +13,6 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -232,11 +231,3 @@ async def test_too_little_memory_for_one_answer(random_model_dir: Path) -> None:
     settings = VllmSettings(cpu_kvcache_gib=0.0001)
     with pytest.raises(EngineStartError, match="smaller max_model_len, or give the KV cache more memory"):
         await start(VllmEngine("tiny", str(random_model_dir), settings))
-
-
-async def test_aclosing_a_request_that_never_ran(vllm_engine: VllmEngine) -> None:
-    """A generator that is closed before its first chunk was asked for has made no request."""
-    prompt = await vllm_engine.render(user("hello"))
-    async with aclosing(vllm_engine.generate(GenerationRequest("1", prompt, FOREVER))):
-        pass
-    assert vllm_engine.unfinished == 0
