@@ -18,29 +18,38 @@ ASKED = "Tell me a long story about an old lighthouse keeper and the sea."
 GREEDY: dict[str, Any] = {"temperature": 0, "max_output_tokens": 120, "ignore_eos": True}
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(600)  # three times two engines load
 async def test_an_answer_outlives_its_engine_and_its_gateway():
     """Each time the client ends with one whole, continuous answer: the one that undisturbed engines give.
 
-    The engine's client stays on its connection; the gateway's goes on at the other one with `starting_after`.
+    An engine's client stays on its connection, whether the engine is killed or hangs; the gateway's goes on at the
+    other one with `starting_after`.
     """
-    async with World(engine="vllm", options=("--model", "smollm2-135m-instruct")) as world:
+    options = ("--model", "smollm2-135m-instruct", "--engine-stall-timeout", "20")
+    async with World(engine="vllm", options=options) as world:
         scene = Scene(world)
         undisturbed = await scene.client().say(ASKED, None, **GREEDY)
         whole = output_text(undisturbed["response"])
         assert len(whole.split()) > 50
 
-        talker = scene.client(pings=False)
-        answer = scene.begin(talker, ASKED, await scene.conversation(), **GREEDY)
-        await scene.seen(talker, 20)
-        for pid in world.gateways[0].engine_pids():
-            os.kill(pid, signal.SIGKILL)
-        end = await answer
-        assert end["type"] == "response.incomplete"  # by max_output_tokens
-        assert output_text(end["response"]) == whole
-        assert talker.reconnects == 0
+        # One engine is killed, the other one hangs.
+        talkers = [scene.client(first=index, pings=False) for index in range(2)]
+        answers = [scene.begin(talker, ASKED, await scene.conversation(), **GREEDY) for talker in talkers]
+        for talker, gateway, harm in zip(talkers, world.gateways, (signal.SIGKILL, signal.SIGSTOP), strict=True):
+            await scene.seen(talker, 20)
+            for pid in gateway.engine_pids():
+                os.kill(pid, harm)
+        for gateway in world.gateways:
+            await asyncio.to_thread(gateway.until_ready, 503)
+        for talker, answer in zip(talkers, answers, strict=True):
+            end = await answer
+            assert end["type"] == "response.incomplete"  # by max_output_tokens
+            assert output_text(end["response"]) == whole
+            assert talker.reconnects == 0
+            await asyncio.to_thread(world.gateways[talker.at].until_ready)
+        await talkers.pop().leave()
 
-        await asyncio.to_thread(world.gateways[0].until_ready)
+        (talker,) = talkers
         answer = scene.begin(talker, ASKED, await scene.conversation(), **GREEDY)
         await scene.seen(talker, 40)
         world.gateways[0].kill()
