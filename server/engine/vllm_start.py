@@ -48,8 +48,31 @@ _CPU_KVCACHE_GIB: Final = 1.0
 # until the answer is cut off.
 GUIDING: Final = {"backend": "xgrammar", "disable_any_whitespace": True}
 
-# Only one engine at a time may stand in vLLM's entry, and a GPU's free memory is measured while loading.
+# Only one engine at a time may stand in vLLM's entry. (A GPU's free memory is measured while a model is loaded: that
+# loads on one device come one after the other is the pool's to see to.)
 _one_at_a_time = threading.Lock()
+
+
+class _Place:
+    """Our place in vLLM's entry, from its taking until the process has begun: a load that hangs keeps no other waiting.
+
+    owner, name: vLLM's class and the name of its entry; there is no hook for this.
+    """
+
+    def __init__(self, owner: Any, name: str) -> None:
+        _one_at_a_time.acquire()
+        self._owner, self._name = owner, name
+        self.original = getattr(owner, name)
+        self._left = threading.Lock()
+
+    def take(self, entry: Callable[..., None]) -> None:
+        setattr(self._owner, self._name, staticmethod(entry))
+
+    def leave(self) -> None:
+        """Give it back, from whichever thread; idempotent."""
+        if self._left.acquire(blocking=False):
+            setattr(self._owner, self._name, staticmethod(self.original))
+            _one_at_a_time.release()
 
 
 class Start:
@@ -64,6 +87,7 @@ class Start:
         self._cancelled = threading.Event()
         self.processes: list[int] = []
         self.output: CoreOutput | None = None
+        self._place: _Place | None = None
 
     def step(self, words: str) -> None:
         """Say what comes next; raises EngineStartError when the start was cancelled."""
@@ -91,22 +115,23 @@ class Start:
     ) -> Iterator[None]:
         """Let the EngineCore that vLLM starts meanwhile begin in `core_process.CoreEntry`.
 
-        owner, entry: vLLM's class and the name of its entry; there is no hook for this, so we stand in its place.
+        owner, entry: vLLM's class and the name of its entry.
         """
-        with _one_at_a_time:
+        self._place = place = _Place(owner, entry)
+        try:
             self.step("starting the engine process")
-            original = getattr(owner, entry)
             self.output = output = CoreOutput(verbose=self._verbose, on_process=self._started, on_loading=self._loading)
-            setattr(owner, entry, staticmethod(CoreEntry(original, output.writer, gpus, compiles=compiles)))
+            place.take(CoreEntry(place.original, output.writer, gpus, compiles=compiles))
             try:
                 yield
             except BaseException:
                 self.kill()
                 raise
             finally:
-                setattr(owner, entry, staticmethod(original))
                 output.writer.close()  # ours was the last one here: the pipe now ends with the processes
                 output.quiet = False
+        finally:
+            place.leave()
 
     def failure(self, source: str, error: Exception) -> EngineStartError:
         """Return the error to raise for what vLLM raised; waits for the processes' last words."""
@@ -117,6 +142,8 @@ class Start:
         return EngineStartError(explain(source, cause or f"{type(error).__name__}: {_gist(error)}"))
 
     def _started(self, process: int) -> None:
+        if self._place is not None:
+            self._place.leave()  # with several processes, vLLM has looked the entry up for all before the first begins
         self.processes.append(process)
         if self._cancelled.is_set():
             kill_group(process)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from server.engine.base import EngineDeadError, EngineStartError, VllmSettings
-from server.engine.core_process import SOCKET_FOLDER, CoreOutput, root_cause
+from server.engine.core_process import SOCKET_FOLDER, CoreEntry, CoreOutput, root_cause
 from server.engine.vllm import VllmEngine
 from server.engine.vllm_start import CPU_LORA, Start, check_source, engine_arguments, explain
 
@@ -125,6 +125,44 @@ def test_the_output_tells_process_and_progress() -> None:
     assert output.ended(10)
     assert (processes, shares) == ([42], [0.0, 0.5])
     assert output.failure() == "ValueError: no"
+
+
+def test_a_load_that_hangs_keeps_no_other_waiting() -> None:
+    """VLLM's entry is free as soon as the process has begun, and what stood there before stands there again."""
+
+    class Owner:
+        @staticmethod
+        def entry() -> None: ...
+
+    original = Owner.entry
+    hanging, other = Start(lambda *_: None), Start(lambda *_: None)
+    with hanging.engine_process(Owner, "entry"):
+        ours = Owner.entry
+        assert isinstance(ours, CoreEntry)
+        assert hanging.output is not None
+        hanging.output.writer._send(b"tokenwire-engine-core 4194304\n")  # type: ignore[attr-defined]  # no such process
+        with other.engine_process(Owner, "entry"):  # would wait for ever
+            assert isinstance(Owner.entry, CoreEntry)
+            assert Owner.entry is not ours
+        assert Owner.entry is original
+    assert Owner.entry is original
+
+
+def test_a_start_that_is_cancelled_before_its_process_leaves_the_entry() -> None:
+    """The next one finds it."""
+
+    class Owner:
+        @staticmethod
+        def entry() -> None: ...
+
+    original = Owner.entry
+    cancelled = Start(lambda *_: None)
+    cancelled.cancel()
+    with pytest.raises(EngineStartError, match="cancelled"), cancelled.engine_process(Owner, "entry"):
+        pass
+    with Start(lambda *_: None).engine_process(Owner, "entry"):
+        assert Owner.entry is not original
+    assert Owner.entry is original
 
 
 def test_without_vllm_the_text_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
