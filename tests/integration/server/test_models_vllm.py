@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -15,13 +16,14 @@ from tests.support.server import ServerProcess, is_alive, until_gone
 ROUNDS = int(os.environ.get("TOKENWIRE_TEST_ROUNDS", "1"))
 LEAK_BYTES = 24 * 2**20  # a round may leave no more than this; the process has 1 GiB
 LOAD_S = 300  # on a busy machine
+LONG = 1200  # tokens: more than a second
 ASKED = "Tell me a story."
 GREEDY: dict[str, Any] = {"temperature": 0, "max_output_tokens": 12, "ignore_eos": True}
-# a and b take turns on `one`; c is at home on `two`.
+# c is at home on one of the devices, twice; a and b take turns on the other one.
 SETTINGS = """
 default_model = "c"
 [vllm]
-max_model_len = 512
+max_model_len = 2048
 [placement]
 preset = "latency"
 memory_threshold = 1.0
@@ -40,8 +42,10 @@ system_prompt = "List three colours."
 memory_gib = 2
 [models.c]
 source = "{source}"
-memory_gib = 2
+memory_gib = 1.5
 pin = true
+min_replicas = 2
+max_replicas = 2
 """
 
 
@@ -57,40 +61,65 @@ async def turn(wire: Client, model: str) -> Answer:
     return answer
 
 
+async def replicas(wire: Client) -> list[tuple[str, str, int]]:
+    """Return those of c, with what runs in each."""
+    listed = (await wire.do("model.list", stream_id="list"))["data"]
+    found = next(model for model in listed if model["id"] == "c")["replicas"]
+    return sorted((replica["id"], replica["state"], replica["running"]) for replica in found)
+
+
+async def until_both_idle(wire: Client) -> None:
+    async with asyncio.timeout(LOAD_S):
+        while await replicas(wire) != [("c#1", "ready", 0), ("c#2", "ready", 0)]:  # noqa: ASYNC110 nothing tells of it
+            await asyncio.sleep(0.1)
+
+
 @pytest.mark.timeout(900)
 async def test_models_that_do_not_fit_together(random_model_dir: Path, tmp_path: Path):
     """Each is answered, the other one's process and memory are gone by then, round after round without a leak.
 
-    A stream of one is not broken off for the other; a killed engine touches no other one, and comes back.
+    A stream of one is not broken off for the other. Of two replicas one is killed: its answers go on in the other one,
+    which is not touched, and it comes back.
     """
     server = ServerProcess(tmp_path, config=SETTINGS.format(source=random_model_dir), engine="vllm")
     with server.start(timeout_s=LOAD_S):
         async with client(server) as wire:
-            (pinned,) = engines(server)
+            await until_both_idle(wire)
+            pinned = engines(server)
+            assert len(pinned) == 2
             texts: dict[str, str] = {}
             sizes = []
-            for _ in range(ROUNDS):
-                for name in "ab":
-                    answer = await turn(wire, name)
-                    assert answer.text == texts.setdefault(name, answer.text)
-                    assert len(engines(server)) == 2  # and no third one, of the other model
-                    reasons = [e["tokenwire"]["reason"] for e in answer.events if e["type"] == "response.queued"]
-                    assert set(reasons) == {"model_loading"}
-                    assert server.metric("device_taken_bytes", device="one") == 2 * 2**30
-                sizes.append(server.rss_bytes())
-            assert texts["a"] != texts["b"]
-            assert server.metric("model_evictions_total") == 2 * ROUNDS - 1
+            for number in range(2 * ROUNDS - 1):
+                name = "ab"[number % 2]
+                answer = await turn(wire, name)
+                assert answer.text == texts.setdefault(name, answer.text)
+                assert len(engines(server)) == 3  # and no fourth one, of the other model
+                reasons = [e["tokenwire"]["reason"] for e in answer.events if e["type"] == "response.queued"]
+                assert set(reasons) == {"model_loading"}
+                assert server.metric("device_taken_bytes") == (2 + 2 * 1.5) * 2**30
+                if name == "a":
+                    sizes.append(server.rss_bytes())
             assert sizes[-1] - sizes[0] <= LEAK_BYTES * (ROUNDS - 1), sizes
+            print("resident MiB after each round:", *(size // 2**20 for size in sizes))
 
-            # A streams, B is asked for, C's engine is killed: all three are right.
-            await wire.create(ASKED, model="a", stream_id="a", **{**GREEDY, "max_output_tokens": 300})
-            begun = await wire.until(DELTA, stream_id="a")
+            # A streams, B is asked for, and C's replicas stream when one of them is killed: all are right.
+            long = {**GREEDY, "max_output_tokens": LONG}
+            await wire.create(ASKED, model="a", stream_id="a", **long)
+            begun = {"a": await wire.until(DELTA, stream_id="a")}
             await wire.create(ASKED, model="b", stream_id="b", **GREEDY)
-            os.kill(pinned, signal.SIGKILL)
-            long = Answer([*begun, *await wire.until(*TERMINAL, stream_id="a")]).check()
-            assert long.text.startswith(texts["a"])
-            assert long.response["usage"]["output_tokens"] == 300
-            assert (await wire.answer("b")).text == texts["b"]
-            until_gone(pinned)
-            assert (await turn(wire, "c")).response["usage"]["output_tokens"] == GREEDY["max_output_tokens"]
+            for lane in ("c1", "c2"):
+                await wire.create(ASKED, model="c", stream_id=lane, **long)
+                begun[lane] = await wire.until(DELTA, stream_id=lane)
+            assert await replicas(wire) == [("c#1", "ready", 1), ("c#2", "ready", 1)]
+            os.kill(min(pinned), signal.SIGKILL)
+            for lane, events in begun.items():
+                answer = Answer([*events, *await wire.until(*TERMINAL, stream_id=lane)]).check()
+                assert answer.response["usage"]["output_tokens"] == LONG
+                assert lane != "a" or answer.text.startswith(texts["a"])
+            answer = await wire.answer("b")
+            assert answer.text == texts.setdefault("b", answer.text) != texts["a"]
+            assert server.metric("model_evictions_total") == 2 * ROUNDS - 1
+            until_gone(min(pinned))
+            assert is_alive(max(pinned))
+            await until_both_idle(wire)
     assert server.wait() == 0
