@@ -115,7 +115,7 @@ class _Planner:
     def run(self) -> Plan:
         for replica in self.state.replicas:
             if replica.phase is Phase.DRAINING and not replica.in_use:
-                self._send_away(replica, None)  # 1
+                self._send_away(replica, replica.cause)  # 1
         for need in self._needs():
             self._meet(need)  # 2
         for replica in self.state.replicas:

@@ -344,7 +344,14 @@ class Pool:
         devices = tuple(device.id for device in replica.devices)
         in_use = replica.leases + waiting
         return ReplicaView(
-            replica.id, model.name, replica.phase, devices, in_use, replica.last_used, replica.drains_for_good
+            replica.id,
+            model.name,
+            replica.phase,
+            devices,
+            in_use,
+            replica.last_used,
+            replica.drains_for_good,
+            replica.cause,
         )
 
     def _all(self) -> Iterator[Model]:
@@ -360,10 +367,13 @@ class Pool:
             case state.Drain():
                 replica = self._find(action.replica)
                 replica.drains_for_good = action.for_good
+                replica.cause = None if action.for_good else action.cause
                 why = "there are enough others" if action.for_good else f"makes room for {action.cause}"
                 replica.set(Phase.DRAINING, why)
             case state.Resume():
-                self._find(action.replica).set(Phase.READY, "ready")
+                replica = self._find(action.replica)
+                replica.cause = None
+                replica.set(Phase.READY, "ready")
             case state.Refuse():
                 self._refuse(self.models[action.model], action.reason)
             case state.Wake():

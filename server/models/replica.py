@@ -126,6 +126,7 @@ class Replica:
     def drain(self, detail: str) -> None:
         """Take no new answers, and go when the last one has ended."""
         self.drains_for_good = True
+        self.cause = None
         self.set(Phase.DRAINING, detail)
 
     def report_dead(self) -> None:

@@ -72,7 +72,7 @@ class ReplicaView:
     """A replica now.
 
     in_use: answers that run in it, or wait for it. last_used: when the newest began or ended. for_good: it drains
-    because somebody said so, not to make room.
+    because somebody said so, not to make room. cause: the model that it makes room for.
     """
 
     id: str
@@ -82,6 +82,7 @@ class ReplicaView:
     in_use: int = 0
     last_used: float = 0.0
     for_good: bool = False
+    cause: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,9 @@ def test_nothing_to_do():
 
 def test_1_a_drained_replica_goes_when_its_last_answer_has_ended():
     assert actions(AB, ready("a", busy=1, phase=Phase.DRAINING), wants="b") == []
-    assert actions(AB, ready("a", phase=Phase.DRAINING), wants="b") == [Unload("a#1")]
+    drained = ready("a", phase=Phase.DRAINING)
+    assert actions(AB, drained, wants="b") == [Unload("a#1")]
+    assert actions(AB, replace(drained, cause="b"), wants="b") == [Unload("a#1", cause="b")]
 
 
 def test_2_the_line_is_in_order_of_the_first_want():

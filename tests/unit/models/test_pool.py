@@ -459,6 +459,20 @@ async def test_a_swap_that_fails(share):
     assert shared.made("a") == 2
 
 
+async def test_a_swap_that_waited_for_answers_and_fails(share):
+    """The same when the one that had to go was busy: it drained first."""
+    shared = share("ab")
+    lease = await shared.lease("a")
+    shared.factories["b"]._planned.append(broken())
+    failing = asyncio.create_task(shared.turn("b"))
+    await until(lambda: shared["a"].state is ModelState.DRAINING)
+    lease.release()
+    with pytest.raises(ModelFailedError, match="there is no such model"):
+        await failing
+    await until(lambda: shared["a"].state is ModelState.READY)
+    assert (shared.made("a"), shared.pool.evictions) == (2, 1)
+
+
 async def test_after_a_failed_load(share, monkeypatch):
     """Until its back-off is over everybody is told at once when to come again; then it is tried again."""
     monkeypatch.setattr(pools, "RESTART_FIRST_S", 0.03)
