@@ -129,9 +129,9 @@ async def test_one_batch_at_a_time(store, make_journal):
 
 
 async def test_a_tick_serves_all(store, make_journal):
-    """Many responses, one round trip."""
+    """Many responses, one round trip for as many as make a slice."""
     journal = make_journal(tick_ms=20)
-    first, *others = await begin(store, *[f"r{number}" for number in range(50)])
+    first, *others = await begin(store, *[f"r{number}" for number in range(2 * journals.SLICE + 1)])
     first.say("x")
     journal.notify(first)
     await until(lambda: first.told)
@@ -139,7 +139,44 @@ async def test_a_tick_serves_all(store, make_journal):
         source.say("x")
         journal.notify(source)
     await until(lambda: all(source.told for source in others))
-    assert store.calls.count("append") == 2
+    assert store.calls.count("append") == 3
+
+
+async def test_what_is_urgent_goes_before_the_rest_of_a_tick(store, make_journal):
+    """A first token that comes in the middle of a tick waits for one slice of it, and no more."""
+    journal = make_journal()
+    urgent, *others = await begin(store, *[f"r{number}" for number in range(3 * journals.SLICE + 1)])
+    with store.pause("append"):
+        for source in others:
+            source.say("x")
+            journal.notify(source)
+        await store.held("append")
+        urgent.say("x")
+        journal.notify(urgent, urgent=True)
+    told: list[int] = []
+    urgent.acknowledge = lambda _events: told.append(sum(bool(source.told) for source in others))  # type: ignore[method-assign]
+    await until(lambda: all(source.told for source in others))
+    assert told == [journals.SLICE]
+
+
+async def test_a_tick_meets_a_silent_store(store, make_journal):
+    """Every response of it hears that it waits, also those of later slices; then they all fail together."""
+    journal = make_journal(unavailable_timeout_s=0.02)
+    sources = await begin(store, *[f"r{number}" for number in range(3 * journals.SLICE)])
+    store.is_away = True
+    for source in sources:
+        source.say("x")
+        journal.notify(source)
+    await until(lambda: all(source.told and source.told[-1] != "away" for source in sources))
+    assert all(source.told[0] == "away" for source in sources)
+    assert all(isinstance(source.told[-1], StoreUnavailableError) for source in sources)
+    tries = store.calls.count("append")
+    store.is_away = False
+    for source in sources:
+        source.say("y")
+        journal.notify(source)
+    await until(lambda: all(source.told[-1] == ["y"] for source in sources))
+    assert store.calls.count("append") - tries <= 3
 
 
 class Sleepy(Source):
