@@ -88,6 +88,7 @@ class Generation:
         self._scope: asyncio.Timeout | None = None
         self._unflushed: asyncio.Future[None] | None = None
         self._preparation = Preparation(turn, runtime)
+        self._history: History | None = None  # what the turn follows, where it is known already
         self._repetition = Repetition(())
         self._away_told_at: float | None = None
         self._intake: Intake | None = None  # while a request runs
@@ -230,9 +231,10 @@ class Generation:
         begun = Begun(self.response_id, duplicate=False, position=0)
         if self.is_stored:
             begun = await self._runtime.store.begin(new_turn(self.turn, self._runtime.gateway_id))
+            self._history = begun.history
         if not begun.duplicate:
             self.stream.create(waiting=begun.position > 0 or self._preparation.must_wait)
-            self._notify()
+            self._notify(urgent=False)
         return begun
 
     async def _answer_interruptibly(self) -> None:
@@ -283,6 +285,9 @@ class Generation:
             logger.warning("going on with an answer that was lost: %s", why, extra={"response": self.response_id})
 
     async def _wait_for_turn(self) -> History:
+        history, self._history = self._history, None
+        if history is not None:
+            return history
         if not self.is_stored:
             return await self._preparation.read_history()
         return await wait_for_turn(self._runtime, self._patience, self.response_id, self.conversation, self.epoch)
@@ -293,7 +298,7 @@ class Generation:
         context = await self._preparation.context(engine, history)
         if self.stream.state is State.QUEUED:
             self.stream.start(context.notice)
-            self._notify()
+            self._notify(urgent=False)
         is_guided = self.turn.command.options.is_guided
         self._tally.start(context.prompt.token_count, ticket, goes_on=not is_guided)
         self._repetition = Repetition(self.stream.output_items())

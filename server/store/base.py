@@ -91,23 +91,25 @@ class NewTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """response_id: the turn's; an earlier one's if `duplicate` (same owner, same command_id).
-
-    position: turns of the conversation before this one; 0 means `start` will succeed.
-    """
-
-    response_id: str
-    duplicate: bool
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
 class History:
     """What was said before a turn, oldest first. head: the response it ends with, None when there is nothing before."""
 
     items: tuple[Item, ...]
     head: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """response_id: the turn's; an earlier one's if `duplicate` (same owner, same command_id).
+
+    position: turns of the conversation before this one.
+    history: what the turn follows, where its time has come with it. None: `start` has to be asked.
+    """
+
+    response_id: str
+    duplicate: bool
+    position: int
+    history: History | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,7 @@ class Store(Protocol):
         """Return what a turn begun now would follow (conversation's head, or the chain that ends with `previous`)."""
 
     async def begin(self, turn: NewTurn) -> Begun:
-        """Acknowledge a turn: from now on it is in the conversation, exactly once, waiting for its time.
+        """Acknowledge a turn: from now on it is in the conversation, exactly once, waiting for its time or running.
 
         Raises NotFoundError, NotInConversationError, ResponseRunningError, TurnQueueFullError.
         """

@@ -31,7 +31,7 @@ class TurnStore:
 
         Raises NotFoundError, NotInConversationError, ResponseRunningError, TurnQueueFullError.
         """
-        response, duplicate, position = await self._client.run(
+        response, duplicate, position, *history = await self._client.run(
             "begin",
             turn.response_id,
             turn.owner,
@@ -47,7 +47,7 @@ class TurnStore:
             self._limits.max_waiting_per_conversation,
             self._config.command_id_ttl_s,
         )
-        return Begun(response.decode(), bool(duplicate), position)
+        return Begun(response.decode(), bool(duplicate), position, _history(*history) if history else None)
 
     async def start(self, response_id: str, epoch: int) -> History | int:
         """Claim the turn's time: return what it follows, or its position (> 0) while others are before it.

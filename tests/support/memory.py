@@ -188,7 +188,14 @@ class MemoryStore:
             snapshot=turn.snapshot,
             last_sequence_number=-1,
         )
-        return Begun(turn.response_id, duplicate=False, position=position)
+        history = None if position else self._run_now(turn.response_id)
+        return Begun(turn.response_id, duplicate=False, position=position, history=history)
+
+    def _run_now(self, response_id: str) -> History:
+        record = self.responses[response_id]
+        history = self._history(record.owner, record.conversation, record.previous)
+        self.responses[response_id] = replace(record, status="in_progress", previous=record.previous or history.head)
+        return history
 
     async def start(self, response_id: str, epoch: int) -> History | int:
         await self._call("start")
@@ -199,9 +206,7 @@ class MemoryStore:
             raise FencedError(response_id)
         if record.conversation is not None and (before := self._turns(record.conversation).index(response_id)):
             return before
-        history = self._history(record.owner, record.conversation, record.previous)
-        self.responses[response_id] = replace(record, status="in_progress", previous=record.previous or history.head)
-        return history
+        return self._run_now(response_id)
 
     async def turns(self, conversation: str) -> list[str]:
         await self._call("turns")

@@ -61,4 +61,13 @@ if conversation ~= '' then
   touch(conversation, owner)
 end
 refresh(thread, id)
-return { 'ok', id, 0, position(conversation, id) }
+-- 5. Where nothing is before it, it runs at once.
+local before = position(conversation, id)
+if before > 0 then
+  return { 'ok', id, 0, before }
+end
+local parent, items = run_now(id, conversation)
+if not parent then
+  return { 'ok', id, 0, before } -- what it follows is gone: `start` says so
+end
+return { 'ok', id, 0, before, parent, items }

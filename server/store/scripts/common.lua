@@ -116,6 +116,15 @@ local function chain(conversation, id)
   return items
 end
 
+-- Lets a response run that no turn is before: returns what it follows and the items of that, or nil and what is missing.
+local function run_now(id, conversation)
+  local parent = link(id)
+  redis.call('HSET', key('response', id), 'status', 'in_progress')
+  redis.call('EXPIRE', key('events', id), lifetime)
+  local items, missing = chain(conversation, parent)
+  return items and parent, items or missing
+end
+
 -- Everything of a response, as records.py reads it.
 local function response_fields(id)
   local newest = redis.call('XREVRANGE', key('events', id), '+', '-', 'COUNT', 1)[1]

@@ -11,11 +11,8 @@ local before = position(record[3], id)
 if before > 0 then
   return { 'ok', 'waiting', before }
 end
-local parent = link(id)
-redis.call('HSET', key('response', id), 'status', 'in_progress')
-redis.call('EXPIRE', key('events', id), lifetime)
-local items, missing = chain(record[3], parent)
-if not items then
-  return { 'not_found', 'previous_response', missing }
+local parent, items = run_now(id, record[3])
+if not parent then
+  return { 'not_found', 'previous_response', items }
 end
 return { 'ok', 'ready', parent, items }

@@ -23,10 +23,9 @@ async def conversation(store, scene):
 
 
 async def test_a_turn_goes_from_begin_to_finish(store, scene, conversation):
-    """Begin acknowledges, start gives the history, finish keeps the answer and moves the head."""
-    assert await store.begin(scene.turn("r1")) == Begun("r1", duplicate=False, position=0)
-    assert (await store.get_response("ann", "r1")).status == "queued"
-    assert await store.start("r1", 1) == History((), None)
+    """Begin acknowledges and, where no turn is before, gives the history; finish keeps the answer and moves the head."""
+    assert await store.begin(scene.turn("r1")) == Begun("r1", duplicate=False, position=0, history=History((), None))
+    assert (await store.get_response("ann", "r1")).status == "in_progress"
     assert (await store.get_conversation("ann", "c")).running_response == "r1"
     assert await store.finish(scene.end("r1", events=[(0, b"a"), (1, b"b")])) is None
     stored = await store.get_response("ann", "r1")
@@ -38,11 +37,12 @@ async def test_a_turn_goes_from_begin_to_finish(store, scene, conversation):
 
 
 async def test_the_next_turn_sees_what_was_said(store, scene, conversation):
-    """Start and history return the chain from the root: inputs and answers in order."""
+    """Begin, start and history return the chain from the root: inputs and answers in order."""
     await scene.answer(store, "r1")
     await scene.answer(store, "r2")
-    await store.begin(scene.turn("r3"))
+    begun = await store.begin(scene.turn("r3"))
     said = await store.start("r3", 1)
+    assert begun.history == said
     assert isinstance(said, History)
     assert scene.texts(said.items) == ["ask-r1", "answer-r1", "ask-r2", "answer-r2"]
     assert said.head == "r2"
@@ -87,8 +87,10 @@ async def test_a_command_stays_known_after_its_turn_ended(store, scene, conversa
 
 
 async def test_repeating_a_begin_is_harmless(store, scene, conversation):
-    """A lost reply: the same turn again is the same turn, in its place, not a duplicate."""
+    """A lost reply: the same turn again is the same turn, in its place, not a duplicate; its start has to be asked."""
     await store.begin(scene.turn("r1"))
+    assert await store.begin(scene.turn("r1")) == Begun("r1", duplicate=False, position=0)
+    assert await store.start("r1", 1) == History((), None)
     for _ in range(3):
         assert await store.begin(scene.turn("r2", command_id="k")) == Begun("r2", duplicate=False, position=1)
 
