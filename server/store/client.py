@@ -10,9 +10,11 @@ from importlib import resources
 from typing import Any, Final
 from uuid import uuid4
 
+import hiredis
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import ConnectionError as NoConnectionError
+from redis.exceptions import MasterDownError, NoScriptError, ReadOnlyError, RedisError
 
 from server.config import StoreConfig
 from server.store.base import (
@@ -24,8 +26,9 @@ from server.store.base import (
     StoreUnavailableError,
     TurnQueueFullError,
 )
-from server.store.connection import connection_options
+from server.store.connection import RETRY_PAUSE_S, bulk_connection, connection_options
 from server.store.errors import masked, translated
+from server.store.pipeline import Note, Pipeline
 from server.store.redo import Redo
 
 Argument = bytes | str | int | float
@@ -44,7 +47,10 @@ WRITES: Final = frozenset(
         "update_conversation",
     }
 )
+WRITTEN: Final = 3  # values that run.lua puts behind what a write answers
 ORDERED: Final = frozenset({"begin", "claim", "start"})  # what decides which turn is before which, and whose it is
+_NO_MASTER: Final = (ReadOnlyError, MasterDownError)  # after a failover: look the name up again
+_ELSEWHERE: Final = (*_NO_MASTER, NoConnectionError, OSError)  # another connection may lead to who can help
 
 
 @cache
@@ -62,11 +68,12 @@ def script_digest(name: str) -> str:
 
 
 class RedisClient:
-    """Runs commands and scripts; any fault comes out as a StoreError, after `operation_timeout_s` at the latest.
+    """Runs commands and scripts; any fault comes out as a StoreError, soon after `operation_timeout_s` of silence.
 
-    Each operation runs in a task of its own, and a cancelled caller leaves it alone: its reply is still read, so no
-    connection goes back to the pool in the middle of one. (redis-py would close the connection instead, but its
-    `wait_for` may swallow the cancellation on Python 3.11.)
+    Scripts go through one connection (pipeline.py), the few plain commands through redis-py and its pool. There each
+    runs in a task of its own, and a cancelled caller leaves it alone: its reply is still read, so no connection goes
+    back to the pool in the middle of one. (redis-py would close the connection instead, but its `wait_for` may swallow
+    the cancellation on Python 3.11.)
 
     Raises ValueError when the URL is malformed.
     """
@@ -84,6 +91,7 @@ class RedisClient:
         self._pool = BlockingConnectionPool(max_connections=config.max_connections, timeout=None, **self.options)
         self._redis: Any = Redis(connection_pool=self._pool)  # redis-py leaves execute_command untyped
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._scripts = Pipeline(bulk_connection(self.options), config.operation_timeout_s)
         self._closed = False
 
     async def close(self) -> None:
@@ -93,6 +101,7 @@ class RedisClient:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        await self._scripts.close()
         try:
             await self._pool.aclose()
         except (RedisError, OSError):
@@ -104,19 +113,19 @@ class RedisClient:
 
     async def command(self, *arguments: Argument) -> Any:
         """Run one command."""
-        return await self._shielded(self._perform(arguments, None))
+        return await self._shielded(self._perform(arguments))
 
     async def run(self, script: str, *arguments: Argument) -> list[Any]:
         """Run a script of `scripts/` and return what it answers after `ok`; raise what it refuses."""
         packed = (0, self._config.key_prefix, self._config.retention_s, *arguments)
         values: list[Any]
-        status, *values = await self._shielded(self._run(script, packed))
+        status, *values = await self._run(script, packed)
         if status != b"ok":
             raise _REFUSALS[status](*(value.decode() for value in values))
         return values
 
     async def _run(self, script: str, packed: tuple[Argument, ...]) -> list[Any]:
-        """Return what a script answers at last; remember one that has written."""
+        """Return what a script answers at last."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._config.operation_timeout_s
         answer = await self._try_to_run(script, packed)
@@ -128,23 +137,57 @@ class RedisClient:
                 if loop.time() >= deadline:  # else it is Redis's clock that has jumped
                     raise StoreUnavailableError(f"Redis at {self.shown_url} took the command after its time")
             answer = await self._try_to_run(script, packed)
-        if answer[0] == b"ok" and script in WRITES:
-            *answer, position, place, time_us = answer
-            self.redo.set_clock(time_us)
-            size = sum(len(argument) for argument in packed if isinstance(argument, bytes | str))
-            self.redo.remember(
-                position, size, partial(self._run_again, script, _as_done(script, packed, answer), place)
-            )
-        return answer
+        return answer[:-WRITTEN] if answer[0] == b"ok" and script in WRITES else answer
 
     async def _try_to_run(self, script: str, packed: tuple[Argument, ...]) -> list[Any]:
         is_ordered = "1" if script in ORDERED else ""
-        deadline, counter = NEVER, ""
+        deadline, counter, note = NEVER, "", None
         if script in WRITES:
             deadline, counter = self.redo.deadline(self._config.operation_timeout_s), self.redo.counter
-        end = (self.redo.since_us, is_ordered, FIRST_TIME, deadline, counter)
-        answer: list[Any] = await self._perform(("EVALSHA", script_digest(script), *packed, *end), script)
+            note = partial(self._note, script, packed)
+        arguments = (*packed, self.redo.since_us, is_ordered, FIRST_TIME, deadline, counter)
+        try:
+            return await self._ask(("EVALSHA", script_digest(script), *arguments), note)
+        except NoScriptError:
+            # Redis was restarted, or sees this script for the first time: EVAL loads it.
+            return await self._ask(("EVAL", script_source(script), *arguments), note)
+
+    async def _ask(self, arguments: tuple[Argument, ...], note: Note | None) -> list[Any]:
+        """Return a script's answer, with one repeat on a new connection. Raises StoreError, NoScriptError."""
+        packed: bytes = hiredis.pack_command(arguments)  # type: ignore[arg-type]  # annotated for tuples of one
+        answer = await self._send(packed, note)
+        if isinstance(answer, _ELSEWHERE):
+            if isinstance(answer, _NO_MASTER):
+                self._scripts.drop()
+            await asyncio.sleep(RETRY_PAUSE_S)
+            answer = await self._send(packed, note)
+        if isinstance(answer, NoScriptError):
+            raise answer
+        if not isinstance(answer, list):
+            raise translated(answer, self.shown_url)
         return answer
+
+    async def _send(self, packed: bytes, note: Note | None) -> Any:
+        """Return the reply, or the error that came instead of it."""
+        self.require_open()
+        try:
+            answer = await self._scripts.send(packed, note)
+        except TimeoutError:
+            raise self.timed_out() from None
+        except (RedisError, OSError) as error:
+            self.require_open()
+            return error
+        self._has_answered()
+        return answer
+
+    def _note(self, script: str, packed: tuple[Argument, ...], answer: Any) -> None:
+        """Remember a write that Redis has done, whether or not its caller still waits."""
+        if not isinstance(answer, list) or answer[0] != b"ok":
+            return
+        *answer, position, place, time_us = answer
+        self.redo.set_clock(time_us)
+        size = sum(len(argument) for argument in packed if isinstance(argument, bytes | str))
+        self.redo.remember(position, size, partial(self._run_again, script, _as_done(script, packed, answer), place))
 
     async def _run_again(
         self, script: str, packed: tuple[Argument, ...], place: int, connection: AbstractConnection
@@ -177,31 +220,25 @@ class RedisClient:
         if not task.cancelled():
             task.exception()  # its caller may be gone: the error counts as seen
 
-    async def _perform(self, arguments: tuple[Argument, ...], script: str | None) -> Any:
+    async def _perform(self, arguments: tuple[Argument, ...]) -> Any:
         self.require_open()
         await self._wait_for_place()
         try:
             async with asyncio.timeout(self._config.operation_timeout_s):
-                answer = await self._execute(arguments, script)
+                answer = await self._redis.execute_command(*arguments)
         except TimeoutError:
             raise self.timed_out() from None
         except (RedisError, OSError) as error:
             raise translated(error, self.shown_url) from error
         else:
-            self._answered_at = asyncio.get_running_loop().time()
-            self.redo.prune()
+            self._has_answered()
             return answer
         finally:
             self._places.release()
 
-    async def _execute(self, arguments: tuple[Argument, ...], script: str | None) -> Any:
-        try:
-            return await self._redis.execute_command(*arguments)
-        except NoScriptError:
-            if script is None:
-                raise
-            # Redis was restarted, or sees this script for the first time: EVAL loads it.
-            return await self._redis.execute_command("EVAL", script_source(script), *arguments[2:])
+    def _has_answered(self) -> None:
+        self._answered_at = asyncio.get_running_loop().time()
+        self.redo.prune()
 
     async def _wait_for_place(self) -> None:
         """Wait for one of the connections: as long as Redis answers others, it is not silent, we ask much.

@@ -76,14 +76,11 @@ class BulkConnection(AbstractConnection):
         Anything that interrupts it (a fault, a cancellation, a deadline) drops the connection, so that no reply is
         ever taken for another's. Raises redis.exceptions.ConnectionError, OSError.
         """
-        await self._connected()
-        reader, writer = self._reader, self._writer
-        if reader is None or writer is None:
-            raise exceptions.ConnectionError("the connection was closed")
+        reader, writer = await self.streams()
         try:
             writer.write(packed)
             await writer.drain()
-            parser = hiredis.Reader(protocolError=exceptions.InvalidResponse, replyError=self._parser.parse_error)
+            parser = self.parser()
             replies: list[Any] = []
             while len(replies) < count:
                 received = await reader.read(READ_BYTES)
@@ -96,6 +93,17 @@ class BulkConnection(AbstractConnection):
             self.drop()
             raise
         return replies
+
+    async def streams(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect where need be, and return both ways. Raises redis.exceptions.RedisError, OSError."""
+        await self._connected()
+        if self._reader is None or self._writer is None:
+            raise exceptions.ConnectionError("the connection was closed")
+        return self._reader, self._writer
+
+    def parser(self) -> Any:
+        """Return a parser for this connection's replies; those that are errors come out as exceptions."""
+        return hiredis.Reader(protocolError=exceptions.InvalidResponse, replyError=self._parser.parse_error)
 
     async def _connected(self) -> None:
         """Connect where need be, in a task of its own: redis-py's `wait_for` may swallow a cancellation.

@@ -281,10 +281,9 @@ async def test_a_listener_of_another_kind_is_an_error():
         await store.close()
 
 
-async def test_much_to_ask_is_not_a_silent_server(own_server, open_store, scene):
+async def test_much_to_ask_is_not_a_silent_server(own_server, open_store):
     """Answered slowly, one after the other: the last waits far longer than an operation may take, and is answered."""
     store = await open_store(own_server.url, operation_timeout_s=1, max_connections=2)
-    await store.create_conversation(scene.conversation(), [], None)
     stop = asyncio.Event()
 
     async def slow_down() -> None:
@@ -296,7 +295,7 @@ async def test_much_to_ask_is_not_a_silent_server(own_server, open_store, scene)
 
     slowly = asyncio.create_task(slow_down())
     started = asyncio.get_running_loop().time()
-    found = await asyncio.gather(*(store.get_conversation("ann", "c") for _ in range(120)))
+    found = await asyncio.gather(*(store.find_command("ann", "k") for _ in range(120)))
     took_s = asyncio.get_running_loop().time() - started
     stop.set()
     await slowly

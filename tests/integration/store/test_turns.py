@@ -23,7 +23,7 @@ async def conversation(store, scene):
 
 
 async def test_a_turn_goes_from_begin_to_finish(store, scene, conversation):
-    """Begin acknowledges and, where no turn is before, gives the history; finish keeps the answer and moves the head."""
+    """Begin acknowledges and gives the history, where no turn is before; finish keeps the answer, moves the head."""
     assert await store.begin(scene.turn("r1")) == Begun("r1", duplicate=False, position=0, history=History((), None))
     assert (await store.get_response("ann", "r1")).status == "in_progress"
     assert (await store.get_conversation("ann", "c")).running_response == "r1"
