@@ -154,7 +154,11 @@ async def test_what_is_urgent_goes_before_the_rest_of_a_tick(store, make_journal
         urgent.say("x")
         journal.notify(urgent, urgent=True)
     told: list[int] = []
-    urgent.acknowledge = lambda _events: told.append(sum(bool(source.told) for source in others))  # type: ignore[method-assign]
+
+    def acknowledge(_events: list[Event]) -> None:
+        told.append(sum(bool(source.told) for source in others))
+
+    urgent.acknowledge = acknowledge  # type: ignore[method-assign,assignment]
     await until(lambda: all(source.told for source in others))
     assert told == [journals.SLICE]
 
