@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from server.access.admission import Admission
 from server.models import router
+from server.models.errors import UnknownModelError
 from server.models.replica import Lease, Replica
 from server.models.scaling import Scale, Traffic
 from server.models.state import Device, Needs, Phase
@@ -173,7 +174,10 @@ class Model:
             self.unwant(want)
 
     def want(self, want: Want) -> None:
-        """Stand in its line; `unwant` must follow."""
+        """Stand in its line; `unwant` must follow. A turn may come after the removal: in vain."""
+        if self.is_removed:
+            want.error = UnknownModelError(f"the model '{self.name}' was removed")
+            return
         self.wants[want] = None
         if self.ready_engine is None:
             self._join_the_line()

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Final
 
 from server.models.state import (
     GIB,
@@ -30,6 +31,8 @@ from server.models.state import (
     Wake,
     Want,
 )
+
+ROUNDING: Final = 1e-9  # of a device: some bytes
 
 
 class _Rank(IntEnum):
@@ -71,7 +74,7 @@ def plan(state: State) -> Plan:
 
 def fits(needs: Needs, devices: Sequence[Device], policy: Policy) -> str | None:
     """Return why a model could never be loaded on these devices; None where it could."""
-    holding = sum(needs.memory <= device.memory * policy.threshold for device in devices)
+    holding = sum(needs.memory <= _budget(device, policy) for device in devices)
     if holding >= needs.width:
         return None
     largest = max((device.memory for device in devices), default=0.0)
@@ -81,6 +84,11 @@ def fits(needs: Needs, devices: Sequence[Device], policy: Policy) -> str | None:
         f"it needs {_gib(needs.memory)} on each of {needs.width} device(s), and of the largest "
         f"({_gib(largest)}) {policy.threshold:.0%} may be used; declare less memory, or a larger device or threshold"
     )
+
+
+def _budget(device: Device, policy: Policy) -> float:
+    """Bytes that may be taken, and as much more as sums of fractions err: what fits exactly must fit every time."""
+    return device.memory * policy.threshold * (1 + ROUNDING)
 
 
 def _gib(size: float) -> str:
@@ -104,7 +112,7 @@ class _Planner:
         for device in state.devices:
             taken = sum(self._size(replica) for replica in self.on[device.id])
             leaving = sum(self._size(r) for r in self.on[device.id] if r.phase in (Phase.STOPPING, Phase.DRAINING))
-            self.free[device.id] = device.memory * state.policy.threshold - taken
+            self.free[device.id] = _budget(device, state.policy) - taken
             self.coming[device.id] = self.free[device.id] + leaving
         self.shared = [d.id for d in state.devices if not any(self._is_pinned(r) for r in self.on[d.id])]
         self.live: dict[str, int] = {}
@@ -238,7 +246,7 @@ class _Planner:
         kept = [replica for replica in self.on[device.id] if self._is_kept(replica)]
         if self.state.policy.own_devices and not needs.pinned and any(self._is_pinned(replica) for replica in kept):
             return False
-        return sum(map(self._size, kept)) + needs.memory <= device.memory * self.state.policy.threshold
+        return sum(map(self._size, kept)) + needs.memory <= _budget(device, self.state.policy)
 
     def _victims(self, movable: list[ReplicaView], shortfall: float) -> list[ReplicaView] | None:
         """Return what has to go to free that much: idle before busy, least recently used first, none in vain."""

@@ -129,6 +129,8 @@ class Pool:
         if model.needs.floor:
             kept = "is pinned; unpin it first" if model.needs.pinned else "has min_replicas in its settings"
             raise RegistryError(f"'{model.name}' {kept}: it would be loaded again at once")
+        model.is_to_restore = False  # nor does it come back when the one that it went for cannot be loaded
+        self._pushed_out.pop(model, None)
         await self._drain(model)
         return model
 
@@ -178,7 +180,7 @@ class Pool:
         for replica in leaving:
             if replica.phase is Phase.READY or replica.phase is Phase.DRAINING:
                 replica.drain("unloading when its last answer has ended")
-            elif replica.phase is not Phase.STOPPING:
+            elif not replica.is_stopping:  # also one that goes to sleep
                 replica.stop("unloading")
         while any(replica in model.replicas for replica in leaving):
             await model.changed.wait()
@@ -378,6 +380,7 @@ class Pool:
                 self._refuse(self.models[action.model], action.reason)
             case state.Wake():
                 replica = self._find(action.replica)
+                replica.phase = Phase.LOADING  # from now on, not from when its task runs
                 self._spawn(self._wake(replica), replica)
 
     def _find(self, replica_id: str) -> Replica:
@@ -392,7 +395,7 @@ class Pool:
     def _unload(self, replica: Replica, cause: str | None, *, to_sleep: bool) -> None:
         if cause is not None:
             self.evictions += 1
-            model = self.models[replica.model]
+            model = next(model for model in self._all() if replica in model.replicas)
             self._pushed_out[model] = cause
             if model.metrics is not None:
                 model.metrics.evicted()

@@ -12,6 +12,7 @@ from server.models.state import Device, Phase
 
 logger = logging.getLogger(__name__)
 
+SLEEP_TIMEOUT_S: Final = 120.0  # to sleep or wake up: some seconds, minutes for what the host has no quick memory for
 HEALTH_INTERVAL_S: Final = 2.0  # a dead EngineCore is noticed at the latest after this, also when idle
 
 
@@ -186,9 +187,11 @@ class Replica:
     async def _done(self, work: Callable[[], Awaitable[None]] | None) -> bool:
         if work is not None and not self.is_stopping:
             try:
-                await work()
-            except EngineError as error:
-                logger.warning("%s: %s", self._words, error, extra={"model": self.model})
+                async with asyncio.timeout(SLEEP_TIMEOUT_S):
+                    await work()
+            except (EngineError, TimeoutError) as error:
+                why = str(error) or f"the engine took more than {SLEEP_TIMEOUT_S:g} s"
+                logger.warning("%s: %s: %s", self._words, self.detail, why, extra={"model": self.model})
             else:
                 return not self.is_stopping
         if not self.is_stopping:
@@ -206,12 +209,16 @@ class Replica:
         return why
 
     async def close(self) -> None:
-        """Return when the engine's remains are gone."""
+        """Return when the engine's remains are gone, as far as it can tell: a fault in that must not keep its place."""
         engine = self.engine
-        if engine is not None:
+        if engine is None:
+            return
+        try:
             engine.close()
             await asyncio.shield(engine.wait_closed())
-            self.engine = None
+        except Exception:
+            logger.exception("%s: its engine did not stop well", self._words, extra={"model": self.model})
+        self.engine = None
 
     async def _fault(self, stall_timeout_s: float) -> str:
         """Wait for the next look at the engine; return what is wrong with it, or nothing.

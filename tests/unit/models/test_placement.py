@@ -122,6 +122,14 @@ def test_2d_the_threshold_is_kept():
     assert actions(models, ready("a"), wants="b", policy=Policy(threshold=0.8)) == [Unload("a#1", cause="b")]
 
 
+@pytest.mark.parametrize(("device", "first", "second"), [(5, 2.2, 1.8), (9, 6.4, 0.8), (20, 11.3, 4.7)])
+def test_2d_what_fits_exactly_fits(device, first, second):
+    """80 % of the device, whatever fractions of GiB that is made of."""
+    models = {"a": model(first * GIB), "b": model(second * GIB)}
+    assert actions(models, ready("a"), wants="b", policy=Policy(0.8), d=device * GIB) == [Load("b", ("d",))]
+    assert fits(Needs((first + second) * GIB), [Device("d", device * GIB)], Policy(0.8)) is None
+
+
 def test_2d_a_model_split_over_devices():
     models = {"wide": model(1.0, width=2), "a": model()}
     assert actions(models, wants="wide", one=1.0, two=1.0) == [Load("wide", ("one", "two"))]

@@ -537,17 +537,67 @@ async def test_an_engine_that_dies_does_not_touch_others(share):
     b.release()
 
 
+async def test_a_turn_that_comes_late_to_a_removed_model(share):
+    """It has waited for its conversation meanwhile: it is told, and does not wait for ever."""
+    shared = share("ab")
+    await shared.turn("a")
+    await shared.pool.remove("a")
+    with pytest.raises(UnknownModelError, match="the model 'a' was removed"):
+        await shared.turn("a")
+    assert shared.made("a") == 1
+
+
+async def test_a_model_that_is_being_removed_makes_room(share, caplog):
+    """Also where its place is needed before its removal has begun."""
+    shared = share("ab")
+    await shared.turn("a")
+    leaving = shared.pool.take_out("a")
+    await shared.turn("b")
+    await shared.pool.see_off(leaving)
+    assert shared.factories["a"].made[0].is_gone
+    assert "placement failed" not in caplog.text
+
+
+async def test_what_an_administrator_unloads_does_not_come_back_by_itself(share):
+    """Although the model that it had to go for cannot be loaded."""
+    shared = share("ab")
+    await shared.turn("a")
+    shared.factories["a"]._planned.append(slow())
+    shared.factories["b"]._planned.append(broken())
+    with pytest.raises(ModelFailedError):
+        await shared.turn("b")
+    assert shared["a"].state is ModelState.LOADING
+    await shared.pool.unload("a")
+    await asyncio.sleep(0.01)
+    assert (shared["a"].state, shared["a"].replicas) == (ModelState.UNLOADED, [])
+
+
+async def test_an_engine_that_does_not_stop_well(share, monkeypatch, caplog):
+    """It is logged; it does not keep its place for ever."""
+
+    async def fails(_engine: ScriptedEngine) -> None:
+        raise OSError("no such process")
+
+    monkeypatch.setattr(ScriptedEngine, "wait_closed", fails)
+    shared = share("ab")
+    await shared.turn("a")
+    await shared.turn("b")
+    assert "model a: its engine did not stop well" in caplog.text
+
+
 class SleepyEngine(ScriptedEngine):
-    """It notes what it does; `refuses` to wake."""
+    """It notes what it does; `refuses` to wake, and sleeps when it `can_sleep`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.did: list[str] = []
         self.refuses = False
+        self.can_sleep = asyncio.Event()
+        self.can_sleep.set()
 
     async def sleep(self) -> None:
         self.did.append("sleep")
-        await asyncio.sleep(0)
+        await self.can_sleep.wait()
 
     async def wake(self) -> None:
         await asyncio.sleep(0)
@@ -584,6 +634,53 @@ async def test_a_sleeper_that_does_not_wake(share):
     await shared.turn("a")
     assert engine.is_gone
     assert shared.made("a") == 2
+
+
+def sleepy(share: Callable[..., Shared]) -> tuple[Shared, SleepyEngine]:
+    """Return two models, of which the first one can sleep beside the other."""
+    shared = share("ab", devices=(Device("d", 1.1),))
+    engine = SleepyEngine()
+    shared.factories["a"]._planned.append(engine)
+    shared["a"].needs = Needs(1.0, asleep=0.1)
+    return shared, engine
+
+
+async def test_a_sleeper_is_woken_once(share):
+    """However often the whole is looked at before it begins to wake up."""
+    shared, engine = sleepy(share)
+    await shared.turn("a")
+    await shared.turn("b")
+    await shared.pool.unload("b")
+    with shared["a"].wanted():
+        for _ in range(3):
+            shared.pool._step(asyncio.get_running_loop().time())
+        await until(lambda: shared["a"].state is ModelState.READY)
+    assert engine.did == ["sleep", "wake"]
+
+
+@pytest.mark.parametrize("leave", ["unload", "remove"])
+async def test_what_goes_to_sleep_can_be_unloaded(share, leave):
+    """It does not come to rest as a sleeper that nobody ends."""
+    shared, engine = sleepy(share)
+    engine.can_sleep.clear()
+    await shared.turn("a")
+    other = asyncio.create_task(shared.turn("b"))
+    await until(lambda: engine.did)
+    leaving = asyncio.create_task(getattr(shared.pool, leave)("a"))
+    await until(lambda: engine.is_closed)
+    engine.can_sleep.set()
+    await asyncio.gather(leaving, other)
+    assert shared["a"].replicas == []
+
+
+async def test_a_sleep_that_hangs(share, monkeypatch):
+    """It is ended in time: its engine is stopped, and the other one has the room."""
+    monkeypatch.setattr(replicas, "SLEEP_TIMEOUT_S", 0.01)
+    shared, engine = sleepy(share)
+    engine.can_sleep.clear()
+    await shared.turn("a")
+    await shared.turn("b")
+    assert engine.is_gone
 
 
 async def test_what_is_idle_for_long_is_unloaded(share):
