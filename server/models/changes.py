@@ -1,15 +1,17 @@
 """Models added, removed, pinned and renamed while servers run: kept in the store, the same on every gateway.
 
 What was changed wins over the settings file, until it is changed again or `tokenwire models reset` forgets it all. The
-default model is the exception: it is as the file says. Each change is one field of a hash, so two administrators cannot
-undo each other's by accident; of two changes of one thing the later one stands.
+default model is the exception: it is as the file says. Each change is one field of a hash, and is checked against all
+that was changed before, on whichever gateway: two administrators can neither undo each other's by accident, nor give
+one name to two models at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -26,6 +28,7 @@ from server.store.bus import Bus
 
 logger = logging.getLogger(__name__)
 
+MARK: Final = "mark"  # a field that is another one after each change
 TOPIC: Final = "models"  # where gateways tell each other that something has changed
 RETRY_S: Final = 1.0
 
@@ -38,13 +41,20 @@ class Changed:
     """What the store's fields say.
 
     models: settings of what was added; None for what was removed. aliases: which model each means. pins: whether.
+    mark: of the last change; empty before the first one.
     """
 
     models: dict[str, Settings | None] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     pins: dict[str, bool] = field(default_factory=dict)
+    mark: str = ""
+
+    def is_free(self, alias: str, name: str) -> bool:
+        """Whether a model that was added with an alias may have it still: it was not moved, nor given to a model."""
+        return self.aliases.get(alias, name) == name and self.models.get(alias) is None
 
 
+_Written = tuple[Mapping[str, object], tuple[str, ...]]  # fields to write, and names of those to drop
 _KINDS: Final[dict[str, Any]] = {"models": Settings | None, "aliases": str, "pins": bool}
 
 
@@ -52,6 +62,9 @@ def read(fields: Mapping[str, bytes]) -> Changed:
     """Read the fields `models NAME`, `aliases NAME`, `pins NAME`; names hold no spaces. Others are left alone."""
     changed = Changed()
     for key, value in fields.items():
+        if key == MARK:
+            changed.mark = value.decode()
+            continue
         kind, _, name = key.partition(" ")
         try:
             getattr(changed, kind)[name] = msgspec.json.decode(value, type=_KINDS[kind])
@@ -80,9 +93,13 @@ class Changes:
         config = ModelConfig.model_validate(settings)
         self._pool.check_new(name, config.aliases, config.base)
         model = await self._pool.make_model(name, config)
-        async with self._lock:
+
+        def check() -> _Written:
             self._pool.check_new(name, config.aliases, config.base)  # still
-            await self._write({f"models {name}": settings})
+            return {f"models {name}": settings}, ()
+
+        async with self._lock:
+            await self._write(check)
             self._pool.add(model, config.aliases)
             self._known[name] = settings
         return model
@@ -92,30 +109,48 @@ class Changes:
 
         Raises UnknownModelError, RegistryError.
         """
+        registry = self._pool.registry
+
+        def check() -> _Written:
+            registry.check_removal(name)
+            aliases = [f"aliases {alias}" for alias in registry.aliases(name)]
+            return {f"models {name}": None}, (f"pins {name}", *aliases)
+
         async with self._lock:
-            self._pool.registry.check_removal(name)
-            aliases = [f"aliases {alias}" for alias in self._pool.registry.aliases(name)]
-            await self._write({f"models {name}": None}, (f"pins {name}", *aliases))
+            await self._write(check)
             self._known[name] = None
             leaving = self._remove(name)
         await asyncio.shield(leaving)
 
     async def alias(self, alias: str, name: str) -> None:
         """Give a model another name, or move that name to it. Raises RegistryError, UnknownModelError."""
+
+        def check() -> _Written:
+            return {f"aliases {alias}": self._pool.registry.check_alias(alias, name)}, ()
+
         async with self._lock:
-            target = self._pool.registry.check_alias(alias, name)
-            await self._write({f"aliases {alias}": target})
-            self._pool.registry.alias(alias, target)
+            await self._write(check)
+            self._pool.registry.alias(alias, name)
 
     async def pin(self, name: str, *, pinned: bool) -> Model:
         """Load and keep a model, or keep it no more. Raises UnknownModelError, RegistryError."""
-        async with self._lock:
-            model = self._pool.check_pin(name, pinned=pinned)
-            await self._write({f"pins {model.name}": pinned})
-            return self._pool.pin(model.name, pinned=pinned)
 
-    async def _write(self, fields: Mapping[str, object], gone: tuple[str, ...] = ()) -> None:
-        await self._store.put_model_changes({key: msgspec.json.encode(value) for key, value in fields.items()}, gone)
+        def check() -> _Written:
+            return {f"pins {self._pool.check_pin(name, pinned=pinned).name}": pinned}, ()
+
+        async with self._lock:
+            await self._write(check)
+            return self._pool.pin(name, pinned=pinned)
+
+    async def _write(self, check: Callable[[], _Written]) -> None:
+        """Write what `check` returns, which raises where that cannot be: after all that others have changed before."""
+        is_written = False
+        while not is_written:
+            changed = read(await self._store.model_changes())
+            await self.apply(changed)
+            fields, gone = check()
+            encoded = {key: msgspec.json.encode(value) for key, value in fields.items()}
+            is_written = await self._store.put_model_changes(encoded, gone, seen=changed.mark, mark=uuid.uuid4().hex)
         self._bus.publish(TOPIC, {})
 
     # What others have changed, or had
@@ -138,21 +173,20 @@ class Changes:
 
     async def apply(self, changed: Changed) -> None:
         """Make this gateway's models those: (1) what was removed or is another one now goes, (2) what is missing comes,
-        bases before their adapters, (3) names, (4) pins. What cannot be is logged.
+        bases before their adapters, and not before the last answers of what had its name have ended, (3) names,
+        (4) pins. What cannot be is logged.
         """
-        registry = self._pool.registry
-        for name in [model.name for model in sorted(registry.models.values(), key=lambda model: model.base is None)]:
-            if name in changed.models and self._known.get(name, _FROM_FILE) != changed.models[name]:  # 1
-                with _told(f"model {name} stays as it is"):
-                    leaving = self._remove(name)
-                    if changed.models[name] is not None:
-                        await asyncio.shield(leaving)
+        registry, is_leaving = self._pool.registry, self._pool.is_leaving
+        for name in self._outdated(changed):  # 1
+            with _told(f"model {name} stays as it is"):
+                self._remove(name)
         added = [(name, settings) for name, settings in changed.models.items() if settings is not None]
         for name, settings in sorted(added, key=lambda item: item[1].get("base") is not None):
-            if name not in registry.models:  # 2
+            if name not in registry.models and not is_leaving(name) and not is_leaving(settings.get("base")):  # 2
                 with _told(f"model {name}, which was added while servers ran, is not served"):
                     config = ModelConfig.model_validate(settings)
-                    self._pool.add(await self._pool.make_model(name, config), config.aliases)
+                    aliases = [alias for alias in config.aliases if changed.is_free(alias, name)]
+                    self._pool.add(await self._pool.make_model(name, config), aliases)
         self._known = dict(changed.models)
         for alias, name in changed.aliases.items():  # 3
             if alias not in registry.aliases(name):
@@ -163,12 +197,27 @@ class Changes:
                 with _told(f"model {name} is not {'pinned' if pinned else 'unpinned'}"):
                     self._pool.pin(name, pinned=pinned)
 
+    def _outdated(self, changed: Changed) -> list[str]:
+        """Return what was removed or is another one now, and adapters of that: they are made again with their base."""
+        found = self._pool.models.values()
+        outdated = {
+            model.name
+            for model in found
+            if model.name in changed.models and self._known.get(model.name, _FROM_FILE) != changed.models[model.name]
+        }
+        outdated |= {model.name for model in found if model.base in outdated and model.name in changed.models}
+        return sorted(outdated, key=lambda name: self._pool.models[name].base is None)
+
     def _remove(self, name: str) -> asyncio.Task[None]:
         """Take a model out: no turn finds it from now on, and what runs may end. Raises RegistryError."""
         task = asyncio.create_task(self._pool.see_off(self._pool.take_out(name)), name=f"remove {name}")
         self._removals.add(task)
-        task.add_done_callback(self._removals.discard)
+        task.add_done_callback(self._removed)
         return task
+
+    def _removed(self, task: asyncio.Task[None]) -> None:
+        self._removals.discard(task)
+        self._news.set()  # another one of that name may have waited for it
 
 
 class _told:  # noqa: N801 a context manager, used as a function

@@ -95,6 +95,10 @@ class Pool:
     def default(self) -> str:
         return self.registry.default
 
+    def is_leaving(self, name: str | None) -> bool:
+        """Whether a removed model of that id still runs."""
+        return name in self._gone
+
     def get(self, name: str | None) -> Model:
         """Return the model of that name, or the default. Raises UnknownModelError."""
         return self.registry.get(name)

@@ -251,8 +251,14 @@ class Store(Protocol):
         """Return (sequence_number, event) after a sequence number (-1: from the start), oldest first; [] if expired."""
 
     # What administrators have changed of the models: fields as `models.changes` has them
-    async def put_model_changes(self, fields: Mapping[str, bytes], gone: Sequence[str] = ()) -> None:
-        """Write some fields, and drop others; repeating it is harmless."""
+    async def put_model_changes(
+        self, fields: Mapping[str, bytes], gone: Sequence[str], *, seen: str, mark: str
+    ) -> bool:
+        """Write some fields and drop others, unless somebody has changed any since `seen`; return whether it is done.
+
+        seen: the field `mark` as it was read, empty where there was none. mark: what it becomes, like no other.
+        """
+        ...
 
     async def model_changes(self) -> dict[str, bytes]:
         """Return all fields."""

@@ -14,11 +14,13 @@ class ChangeStore:
     _client: RedisClient
     _config: StoreConfig
 
-    async def put_model_changes(self, fields: Mapping[str, bytes], gone: Sequence[str] = ()) -> None:
-        """Write some fields, and drop others; repeating it is harmless."""
-        await self._client.command("HSET", self._models, *(part for field in fields.items() for part in field))
-        if gone:
-            await self._client.command("HDEL", self._models, *gone)
+    async def put_model_changes(
+        self, fields: Mapping[str, bytes], gone: Sequence[str], *, seen: str, mark: str
+    ) -> bool:
+        """Write some fields and drop others, unless any was changed since `seen`; return whether it is done."""
+        pairs = [part for field in fields.items() for part in field]
+        (is_done,) = await self._client.run("change_models", seen, mark, len(gone), *gone, *pairs)
+        return bool(is_done)
 
     async def model_changes(self) -> dict[str, bytes]:
         """Return all fields."""

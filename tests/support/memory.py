@@ -264,11 +264,17 @@ class MemoryStore:
 
     # Gateways
 
-    async def put_model_changes(self, fields: Mapping[str, bytes], gone: Sequence[str] = ()) -> None:
+    async def put_model_changes(
+        self, fields: Mapping[str, bytes], gone: Sequence[str], *, seen: str, mark: str
+    ) -> bool:
         await self._call("put_model_changes")
+        if self.changes.get("mark", b"").decode() != seen:
+            return False
         self.changes.update(fields)
         for name in gone:
             self.changes.pop(name, None)
+        self.changes["mark"] = mark.encode()
+        return True
 
     async def model_changes(self) -> dict[str, bytes]:
         await self._call("model_changes")

@@ -51,6 +51,16 @@ async def test_two_gateways_and_a_restart(tmp_path: Path) -> None:
             await until(lambda: listed(here), {"a": ([], False), "c": (["chat"], True)})
             error = await here.refused("response.create", input="hello", model="b")
             assert error["code"] == "model_not_found"
+            for name, user in (("d", here), ("e", there)):  # at once, with one alias: one of them is refused
+                await user.send("model.add", model=name, settings={"source": "z", "aliases": ["f"]}, stream_id="f")
+            ends = [await user.lane_event("f") for user in (here, there)]
+            assert sorted(end["type"] for end in ends) == ["error", "model.added"]
+            (added,) = [end["model"]["id"] for end in ends if end["type"] == "model.added"]
+            models = {"a": ([], False), "c": (["chat"], True)}
+            await until(lambda: listed(here), {**models, added: (["f"], False)})
+            await until(lambda: listed(there), {**models, added: (["f"], False)})
+            await there.do("model.remove", model=added)
+            await until(lambda: listed(here), models)
         await asyncio.to_thread(second.restart)
         async with client(second) as there:
             assert await listed(there) == {"a": ([], False), "c": (["chat"], True)}

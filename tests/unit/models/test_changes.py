@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from server.models.changes import Changed, Changes, read
 from server.models.errors import RegistryError, UnknownModelError
 from server.models.model import Model
 from server.models.pool import Pool
+from server.models.replica import Lease
 from server.models.state import Needs
 from server.store.base import StoreUnavailableError
 from tests.support.memory import MemoryBus, MemoryStore, until
@@ -47,6 +48,18 @@ class Gateway:
     @property
     def names(self) -> list[str]:
         return sorted(self.pool.models)
+
+    @property
+    def names_and_aliases(self) -> dict[str, set[str]]:
+        return {name: set(self.pool.registry.aliases(name)) for name in self.names}
+
+
+async def busy(model: Model) -> Lease:
+    """Return the right to an answer that runs until it is given back."""
+    with model.wanted():
+        while (lease := model.lease(None)) is None:
+            await model.changed.wait()
+    return lease
 
 
 @pytest.fixture
@@ -87,7 +100,7 @@ async def test_what_is_removed_is_gone_everywhere(gateways: tuple[Gateway, Gatew
     await until(lambda: (model := here.pool.registry.find("nick")) and model.needs.pinned)
     await here.changes.remove("other")
     await until(lambda: there.names == ["main"])
-    assert store.changes == {"models other": b"null"}
+    assert {**store.changes, "mark": b""} == {"models other": b"null", "mark": b""}
 
 
 async def test_pins_are_everywhere(gateways: tuple[Gateway, Gateway]) -> None:
@@ -157,6 +170,66 @@ async def test_what_cannot_be_any_more_is_logged(store: MemoryStore, caplog: pyt
     ]
     gateway.pool.close()
     await gateway.pool.wait_closed()
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        lambda changes: changes.add("late", {"source": "x", "aliases": ["nick"]}),
+        lambda changes: changes.add("nick", {"source": "x"}),
+        lambda changes: changes.alias("new", "other"),
+        lambda changes: changes.add("new", {"source": "y"}),
+    ],
+)
+async def test_of_two_changes_at_once_that_exclude_each_other_one_is_refused(
+    gateways: tuple[Gateway, Gateway], store: MemoryStore, second: Callable[[Changes], Awaitable[object]]
+) -> None:
+    """On whichever gateways they were asked for; then both gateways have the same models and names."""
+    here, there = gateways
+    first = here.changes.add("new", {"source": "x", "aliases": ["nick"]})
+    results = await asyncio.gather(first, second(there.changes), return_exceptions=True)
+    assert sorted(isinstance(result, RegistryError) for result in results) == [False, True]
+    await until(lambda: here.names_and_aliases == there.names_and_aliases)
+
+
+async def test_a_name_moved_meanwhile_is_not_lost(gateways: tuple[Gateway, Gateway]) -> None:
+    """A model that is added again later than it was elsewhere does not want back what it had as an alias."""
+    here, there = gateways
+    lease = await busy(there.pool.get("other"))
+    await here.changes.remove("other")
+    await here.changes.add("other", {"source": "y", "aliases": ["nick"]})
+    await here.changes.alias("nick", "main")
+    await until(lambda: there.pool.registry.find("nick"))
+    lease.release()
+    await until(lambda: here.names_and_aliases == there.names_and_aliases)
+
+
+async def test_a_model_replaced_while_it_is_busy(gateways: tuple[Gateway, Gateway]) -> None:
+    """Its last answer ends first, and meanwhile nothing else has to wait; then the new one is there."""
+    here, there = gateways
+    lease = await busy(there.pool.get("other"))
+    await here.changes.remove("other")
+    await here.changes.add("other", {"source": "y"})
+    await until(lambda: there.names == ["main"])
+    await there.changes.add("new", {"source": "x"})
+    assert there.names == ["main", "new"]
+    lease.release()
+    await until(lambda: there.names == ["main", "new", "other"])
+    assert there.made == [("new", "x"), ("other", "y")]
+
+
+async def test_a_base_replaced_under_its_adapter(gateways: tuple[Gateway, Gateway]) -> None:
+    """Heard of at once, with the adapter as it was: both are made again."""
+    here, there = gateways
+    await here.changes.add("base", {"source": "x"})
+    await here.changes.add("adapter", {"source": "a", "base": "base"})
+    await until(lambda: "adapter" in there.names)
+    async with there.changes._lock:
+        await here.changes.remove("adapter")
+        await here.changes.remove("base")
+        await here.changes.add("base", {"source": "y"})
+        await here.changes.add("adapter", {"source": "a", "base": "base"})
+    await until(lambda: there.made[2:] == [("base", "y"), ("adapter", "a")])
 
 
 async def test_what_is_refused_is_not_written(gateways: tuple[Gateway, Gateway], store: MemoryStore) -> None:
