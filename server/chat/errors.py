@@ -6,7 +6,7 @@ import logging
 
 from protocol.errors import ProtocolError
 from server.access.admission import QueueFullError
-from server.engine.base import EngineDeadError, EngineError, PromptError, RefusedError, RequestError
+from server.engine.base import BusyError, EngineDeadError, EngineError, PromptError, RefusedError, RequestError
 from server.models.errors import ModelUnavailableError, RegistryError, UnknownModelError
 from server.store.base import (
     NotFoundError,
@@ -65,6 +65,9 @@ def translate(error: BaseException) -> ProtocolError:  # noqa: C901, PLR0912 a t
             )
         case RequestError():
             return ProtocolError("invalid_request", f"the model's server refuses this request: {error}")
+        case BusyError():
+            retry_ms = max(1, int(error.retry_after_s * 1000))
+            return ProtocolError("server_is_overloaded", str(error), retry_after_ms=retry_ms)
         case EngineDeadError():
             return ProtocolError("engine_error", "the engine died while answering", retry_after_ms=OVERLOAD_RETRY_MS)
         case EngineError():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -27,6 +28,14 @@ class AnswerLostError(EngineError):
     """This answer broke off in the middle, and the engine goes on: the rest of it can be asked for."""
 
 
+class BusyError(EngineError):
+    """The engine has too much to do. retry_after_s: when it may take the request."""
+
+    def __init__(self, text: str, retry_after_s: float) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
+
+
 class EngineStartError(EngineError):
     """The engine cannot start with this model and these settings; the text is one line that says what to do."""
 
@@ -45,6 +54,12 @@ class RefusedError(EngineError):
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
         self.param = param
+
+
+def is_cancelled() -> bool:
+    """Whether somebody wants the running task to end: else a CancelledError comes from what it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class FinishReason(StrEnum):

@@ -6,6 +6,7 @@ not named here are passed over; servers add many.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -17,6 +18,8 @@ from server.engine.base import Chunk, EngineError, FinishReason, logprob
 from server.engine.sse import SseDecoder, SseError
 
 MAX_SHOWN_CHARS: Final = 120  # of what a server says, in error texts
+# A server that does not keep to `max_tokens` is stopped. It may send tokens in pieces, down to their characters.
+PIECES_PER_TOKEN: Final = 8
 
 _DONE: Final = b"[DONE]"
 _FINISH_REASONS: Final = {
@@ -58,6 +61,7 @@ class _Logprobs(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
+    index: int = 0
     delta: _Delta | None = None
     text: str | None = None
     logprobs: _Logprobs | None = None
@@ -78,12 +82,14 @@ class CompletionStream:
 
     repeated: white space that the answer may begin with although it was said before; it is left out.
     top_logprobs: how many alternatives were asked for; None where no logprobs were.
+    limit: tokens that the answer may have; None: any number.
 
-    is_over: whether the stream has said `[DONE]`.
+    is_over: whether the stream has said `[DONE]`, or far more than it may.
     """
 
-    def __init__(self, repeated: str = "", top_logprobs: int | None = None) -> None:
+    def __init__(self, repeated: str = "", top_logprobs: int | None = None, limit: int | None = None) -> None:
         self.is_over = False
+        self._limit = math.inf if limit is None else limit
         self._sse = SseDecoder()
         self._repeated = repeated
         self._top_logprobs = top_logprobs
@@ -93,6 +99,11 @@ class CompletionStream:
         self._seen = 0  # events with text: about as many as tokens
         self._cached = 0
         self._reason: str | None = None
+
+    @property
+    def has_reason(self) -> bool:
+        """Whether all of the text has come: behind the reason there is only the usage."""
+        return self._reason is not None
 
     def feed(self, data: bytes) -> Chunk | None:
         """Return what `data` brings, or None. The end is told by `finish` alone: the usage comes after the reason.
@@ -105,6 +116,8 @@ class CompletionStream:
         except (SseError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise EngineError(f"the server's stream cannot be read: {_shown(error)}") from None
         count = self._new_tokens()
+        if self._reason is None and self._is_beyond_limit:
+            self._reason, self.is_over = "length", True
         logprobs, self._logprobs = tuple(self._logprobs), []
         return Chunk(text, count, None, self._cached, logprobs=logprobs) if text or count else None
 
@@ -120,9 +133,14 @@ class CompletionStream:
             raise EngineError(f"the server broke this answer off ({_shown(self._reason)})")
         return Chunk("", 0, reason, self._cached)
 
+    @property
+    def _is_beyond_limit(self) -> bool:
+        told = 0 if self._total is None else self._total
+        return told > self._limit or self._seen > self._limit * PIECES_PER_TOKEN
+
     def _take(self, event: bytes) -> str:
-        if event == _DONE:
-            self.is_over = True
+        self.is_over = self.is_over or event == _DONE
+        if self.is_over:
             return ""
         message = _decoder.decode(event)
         if message.error is not None:
@@ -131,6 +149,8 @@ class CompletionStream:
             self._note(message.usage)
         text = ""
         for choice in message.choices or ():
+            if choice.index:
+                continue  # nobody has asked for several answers
             text += (choice.delta.content if choice.delta else choice.text) or ""
             self._reason = choice.finish_reason or self._reason
             if choice.logprobs is not None and self._top_logprobs is not None:
@@ -147,8 +167,8 @@ class CompletionStream:
             self._cached = usage.prompt_tokens_details.cached_tokens or self._cached
 
     def _new_tokens(self) -> int:
-        total = self._seen if self._total is None else self._total
-        new = max(0, total - self._counted)
+        total = self._seen if self._total is None else min(self._total, max(self._limit, self._seen))
+        new = max(0, int(total) - self._counted)
         self._counted += new
         return new
 

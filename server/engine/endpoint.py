@@ -37,14 +37,19 @@ class EndpointDownError(EngineError):
     """Nobody answers there, or what answers has broken the connection off."""
 
 
-class EndpointRefusedError(EngineError):
-    """It answered with an HTTP error. status: its code. says: the server's own words."""
+class EndpointSilentError(EndpointDownError):
+    """It took the request, and nothing came back in time: what else it does may go on."""
 
-    def __init__(self, where: str, status: int, says: str) -> None:
-        hint = _HINTS.get(status)
+
+class EndpointRefusedError(EngineError):
+    """It answered with an HTTP error. status: its code. says: the server's own words. pause_s: to wait, as it says."""
+
+    def __init__(self, where: str, status: int, says: str, pause_s: float = 0.0) -> None:
+        hint = f"try again in {pause_s:.0f} s" if pause_s >= 1 else _HINTS.get(status)
         super().__init__(f"{where} answered {status}: {says or 'no text'}" + (f" ({hint})" if hint else ""))
         self.status = status
         self.says = says
+        self.pause_s = pause_s
 
 
 class Endpoint:
@@ -98,7 +103,7 @@ class Endpoint:
                 async with response:
                     data = await _read(response)
         except TimeoutError:
-            raise EndpointDownError(f"{self._where(path)} did not answer within {ANSWER_TIMEOUT_S:g} s") from None
+            raise EndpointSilentError(f"{self._where(path)} did not answer within {ANSWER_TIMEOUT_S:g} s") from None
         except aiohttp.ClientError as error:
             raise EndpointDownError(f"{self._where(path)} ended its answer early: {_words(error)}") from None
         try:
@@ -115,6 +120,8 @@ class Endpoint:
             pause = RETRY_FIRST_S * 2**attempt
             try:
                 response = await self._send(method, path, body)
+            except EndpointSilentError:
+                raise  # that was a long time already
             except EndpointDownError:
                 if attempt == retries:
                     raise
@@ -138,6 +145,9 @@ class Endpoint:
             return await self._session.request(
                 method, self._whole(path), data=data, headers=headers, allow_redirects=False
             )
+        except aiohttp.SocketTimeoutError:
+            text = f"{self._where(path)} has not begun to answer within {self._silence_timeout_s:g} s"
+            raise EndpointSilentError(text) from None
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise EndpointDownError(f"{self._where(path)} does not answer: {_words(error)}") from None
 
@@ -151,7 +161,8 @@ class Endpoint:
                 pass  # the status says enough
         if location := response.headers.get("Location"):
             says = f"go to {excerpt(location, MAX_SHOWN_CHARS)}; set that url"
-        return EndpointRefusedError(self._where(path), response.status, says)
+        pause_s = _asked_pause(response.headers.get("Retry-After"))
+        return EndpointRefusedError(self._where(path), response.status, says, pause_s)
 
     def _key(self) -> str:
         assert self._key_variable is not None

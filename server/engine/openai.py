@@ -28,6 +28,7 @@ from protocol.items import Message, mixed
 from protocol.options import PLAIN, Options
 from server.engine.base import (
     AnswerLostError,
+    BusyError,
     Chunk,
     EngineDeadError,
     EngineError,
@@ -38,10 +39,11 @@ from server.engine.base import (
     PromptError,
     RequestError,
     given,
+    is_cancelled,
     refuse_options,
 )
 from server.engine.completion_stream import CompletionStream
-from server.engine.endpoint import Endpoint, EndpointDownError, EndpointRefusedError, pieces
+from server.engine.endpoint import Endpoint, EndpointDownError, EndpointRefusedError, EndpointSilentError, pieces
 from server.engine.prompt import PromptRenderer, merge_turns
 from server.engine.tokenizer import load_tokenizer
 
@@ -50,9 +52,13 @@ CHARS_PER_TOKEN: Final = 4
 FRAMING_TOKENS: Final = 4
 IMAGE_TOKENS: Final = 768  # models differ between some 64 and 2,000
 
+LAST_WORDS_S: Final = 5.0  # the usage comes at once behind the end of the text, where it comes
+
 _EVENT_STREAM: Final = "text/event-stream"
 _COUNTS_ALL_THE_TIME: Final = frozenset({"vllm", "sglang"})  # `owned_by` of servers that send usage with each piece
 _REFUSED_INPUT: Final = frozenset({400, 413, 422})
+_BUSY: Final = frozenset({429, 503})
+BUSY_RETRY_S: Final = 5.0  # where the server names no time
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +227,8 @@ class OpenAIEngine:
             return await self._count(messages, continuation)
         except EndpointRefusedError as error:
             raise (PromptError(error.says) if error.status in _REFUSED_INPUT else error) from None
+        except EndpointSilentError:
+            raise  # of one request; whether the server lives is for `check_health` to find
         except EndpointDownError as error:
             raise EngineDeadError(str(error)) from None
 
@@ -239,7 +247,8 @@ class OpenAIEngine:
         self._check_open()
         continuation = request.prompt.continuation.text if self._renderer is None else ""
         repeated = continuation[len(continuation.rstrip()) :]
-        stream = CompletionStream(repeated, request.options.top_logprobs)
+        limit = request.sampling.max_tokens if self._is_bounded(request) else self.context_length
+        stream = CompletionStream(repeated, request.options.top_logprobs, limit)
         self._unfinished += 1
         response: aiohttp.ClientResponse | None = None
         try:
@@ -257,7 +266,7 @@ class OpenAIEngine:
     async def _chunks(self, response: aiohttp.ClientResponse, stream: CompletionStream) -> AsyncGenerator[Chunk, None]:
         try:
             async with contextlib.aclosing(pieces(response)) as parts:
-                async for data in parts:
+                while data := await _next(parts, LAST_WORDS_S if stream.has_reason else None):
                     chunk = stream.feed(data)
                     if stream.is_over:
                         yield _joined(chunk, self._last(stream))
@@ -287,13 +296,17 @@ class OpenAIEngine:
         try:
             response = await opening
         except asyncio.CancelledError:
-            if self._is_closed and opening.cancelled() and not _is_cancelled():
+            if opening.done() and not opening.cancelled() and opening.exception() is None:
+                opening.result().close()  # it has come in the same moment
+            if self._is_closed and opening.cancelled() and not is_cancelled():
                 raise EngineDeadError(f"engine {self.name} was closed") from None
             raise
+        except EndpointSilentError as error:
+            raise AnswerLostError(str(error)) from None
         except EndpointDownError as error:
             raise EngineDeadError(str(error)) from None
         except EndpointRefusedError as error:
-            raise (RequestError(error.says) if error.status in _REFUSED_INPUT else error) from None
+            raise _refusal(error) from None
         finally:
             self._opening.discard(opening)
         if response.content_type != _EVENT_STREAM:
@@ -315,7 +328,7 @@ class OpenAIEngine:
         if request.cache_salt and self._is_vllm:
             body["cache_salt"] = request.cache_salt  # vLLM's word; OpenAI itself refuses what it does not know
         body |= given(sampling)  # servers other than vLLM take those of its names that they know
-        if self._is_estimated and sampling.max_tokens >= self.context_length - prompt.token_count:
+        if not self._is_bounded(request):
             del body["max_tokens"]  # all the room that we think there is: the server knows better
         top = request.options.top_logprobs
         if self._renderer is not None:
@@ -325,9 +338,25 @@ class OpenAIEngine:
             body |= {"logprobs": True, "top_logprobs": top}
         return "chat/completions", body | _conversation(merge_turns(prompt.messages), prompt.continuation.text)
 
-    @property
-    def _is_estimated(self) -> bool:
-        return self._renderer is None and not self._counts_prompts
+    def _is_bounded(self, request: GenerationRequest) -> bool:
+        """Whether less is wanted than all the room that there is, or we know how much that is."""
+        is_counted = self._renderer is not None or self._counts_prompts
+        return is_counted or request.sampling.max_tokens < self.context_length - request.prompt.token_count
+
+
+def _refusal(error: EndpointRefusedError) -> EngineError:
+    if error.status in _BUSY:
+        return BusyError(str(error), error.pause_s or BUSY_RETRY_S)
+    return RequestError(error.says) if error.status in _REFUSED_INPUT else error
+
+
+async def _next(parts: AsyncGenerator[bytes, None], timeout_s: float | None) -> bytes:
+    """Return the next bytes, or none at the end of the stream or of the time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await anext(parts, b"")
+    except TimeoutError:
+        return b""
 
 
 def _conversation(messages: Sequence[Message], continuation: str) -> dict[str, Any]:
@@ -369,8 +398,3 @@ def _estimate(messages: Sequence[Message]) -> int:
 
 def _joined(chunk: Chunk | None, last: Chunk) -> Chunk:
     return last if chunk is None else replace(chunk, finish_reason=last.finish_reason)
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

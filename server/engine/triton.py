@@ -35,6 +35,7 @@ from server.engine.base import (
     Prompt,
     Sampling,
     given,
+    is_cancelled,
     refuse_options,
 )
 from server.engine.prompt import PromptRenderer
@@ -232,7 +233,7 @@ class TritonEngine:
         try:
             yield
         except (grpc.RpcError, InferenceServerException, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and not self._is_closed:
+            if isinstance(error, asyncio.CancelledError) and (is_cancelled() or not self._is_closed):
                 raise
             code = _code(error)
             if self._is_closed or code in _GONE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import heapq
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
@@ -12,6 +13,8 @@ from server.models.model import Model
 
 _VERSION: Final = re.compile(r"(?P<name>.+)@(?P<version>[0-9]+)")
 _SHOWN: Final = 5  # names in an error text
+_COMPARED: Final = 20  # names that are looked at closely for it: among thousands that would take a tenth of a second
+_LONGEST: Final = 200  # characters of a name; what else clients write is no model's
 
 
 class Registry:
@@ -26,6 +29,7 @@ class Registry:
     def __init__(self, models: Iterable[Model] = (), default: str = "") -> None:
         self._models: dict[str, Model] = {}
         self._aliases: dict[str, str] = {}
+        self._aliases_of: dict[str, dict[str, None]] = {}  # the other way round, in their order
         self.default = default
         for model in models:
             self.add(model)
@@ -37,7 +41,7 @@ class Registry:
 
     def aliases(self, name: str) -> list[str]:
         """Return the aliases of one model."""
-        return [alias for alias, target in self._aliases.items() if target == name]
+        return list(self._aliases_of.get(name, ()))
 
     def get(self, name: str | None, is_there: Callable[[Model], bool] = lambda _model: True) -> Model:
         """Return the model of that name, or the default.
@@ -50,7 +54,7 @@ class Registry:
         if model is None or not is_there(model):
             known = [name for name, model in self._models.items() if is_there(model)]
             known += [alias for alias, name in self._aliases.items() if is_there(self._models[name])]
-            near = difflib.get_close_matches(name or "", known, n=3) or known[:_SHOWN]
+            near = _nearest(name or "", known) or known[:_SHOWN]
             raise UnknownModelError(f"there is no model '{(name or '')[:100]}'; there is {', '.join(near) or 'none'}")
         return model
 
@@ -67,7 +71,8 @@ class Registry:
         """Take a model in. Raises RegistryError where a name is taken, and then leaves all as it was."""
         self.check_new(model.name, aliases, model.base)
         self._models[model.name] = model
-        self._aliases.update(dict.fromkeys(aliases, model.name))
+        for alias in aliases:
+            self.alias(alias, model.name)
 
     def check_new(self, name: str, aliases: Iterable[str], base: str | None) -> None:
         """Raise RegistryError where a model of these names, and with that base model, cannot be taken in."""
@@ -85,7 +90,10 @@ class Registry:
 
     def alias(self, alias: str, name: str) -> None:
         """Give a model another name, or move that name to it. Raises RegistryError, UnknownModelError."""
-        self._aliases[alias] = self.check_alias(alias, name)
+        target = self.check_alias(alias, name)
+        self._aliases_of.get(self._aliases.get(alias, ""), {}).pop(alias, None)
+        self._aliases[alias] = target
+        self._aliases_of.setdefault(target, {})[alias] = None
 
     def check_alias(self, alias: str, name: str) -> str:
         """Return the id of the model that the alias would mean. Raises RegistryError, UnknownModelError."""
@@ -97,7 +105,7 @@ class Registry:
         """Forget a model and its aliases. Raises as `check_removal`."""
         model = self.check_removal(name)
         del self._models[name]
-        for alias in self.aliases(name):
+        for alias in self._aliases_of.pop(name, ()):
             del self._aliases[alias]
         return model
 
@@ -117,3 +125,15 @@ class Registry:
         if name in self._models or name in self._aliases:
             owner = self._aliases.get(name)
             raise RegistryError(f"the name '{name}' is taken" + (f" by model '{owner}'" if owner else ""))
+
+
+def _nearest(name: str, known: list[str]) -> list[str]:
+    name = name[:_LONGEST]
+    pairs = _pairs(name)
+    likely = heapq.nlargest(_COMPARED, known, key=lambda each: len(pairs & _pairs(each)))
+    return difflib.get_close_matches(name, likely, n=3)
+
+
+def _pairs(name: str) -> set[str]:
+    """Return the pairs of neighbouring characters."""
+    return {name[index : index + 2] for index in range(len(name) - 1)}

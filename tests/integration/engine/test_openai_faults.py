@@ -7,14 +7,17 @@ import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from typing import Any
 
 import pytest
 from aiohttp import web
 
 from protocol.items import parse_input
 from protocol.options import Options
+from server.engine import endpoint, openai
 from server.engine.base import (
     AnswerLostError,
+    BusyError,
     Chunk,
     EngineDeadError,
     EngineError,
@@ -203,7 +206,11 @@ async def test_before_the_first_token_a_busy_server_is_asked_again() -> None:
 @pytest.mark.parametrize(
     ("handler", "error", "text"),
     [
-        (fixed(429, json={"error": {"message": "quota"}}, Retry_After="60"), EngineError, "answered 429: quota"),
+        (
+            fixed(429, json={"error": {"message": "quota"}}, Retry_After="60"),
+            BusyError,
+            "429: quota .try again in 60 s",
+        ),
         (fixed(400, json={"error": {"message": "too\nlong"}}), RequestError, "too long"),
         (fixed(text="<html>hello"), EngineError, "answered text/html, not a stream"),
         (fixed(json={"choices": []}), EngineError, "answered application/json, not a stream"),
@@ -213,6 +220,7 @@ async def test_before_the_first_token_a_busy_server_is_asked_again() -> None:
         (stream_of(event("x", "abort")), EngineError, r"broke this answer off \(abort\)"),
         (stream_of(event("x"), end=b""), AnswerLostError, "ended without saying why"),
         (stream_of(event("x")), AnswerLostError, "ended without saying why"),
+        (stream_of(b'{"choices":[],"usage":{"completion_tokens":5}}'), AnswerLostError, "ended without saying why"),
     ],
 )
 async def test_a_fault_is_one_request_s_fault(handler: Handler, error: type[EngineError], text: str) -> None:
@@ -258,6 +266,101 @@ async def test_silence_in_the_middle_loses_the_answer() -> None:
     async with serving(chat=chat) as url, engine_of(url, silence_timeout_s=0.2) as engine:
         with pytest.raises(AnswerLostError, match="time is up"):
             await answer(engine)
+
+
+async def test_a_request_that_is_not_answered_is_lost_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was waited for long enough: it is not asked again here, and the server is not called dead for it."""
+    asked = []
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        asked.append(request)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def tokenize(request: web.Request) -> web.StreamResponse:
+        if asked:
+            await asyncio.Event().wait()
+        return web.json_response({"count": 3})
+
+    async with (
+        serving(chat=chat, tokenize=tokenize) as url,
+        engine_of(url, silence_timeout_s=0.2) as engine,
+    ):
+        with pytest.raises(AnswerLostError, match=r"chat/completions has not begun to answer within 0.2 s"):
+            await answer(engine)
+        assert len(asked) == 1
+        monkeypatch.setattr(endpoint, "ANSWER_TIMEOUT_S", 0.1)
+        with pytest.raises(EngineError, match=r"tokenize did not answer within 0.1 s") as caught:
+            await engine.render(user("x"))
+        assert not isinstance(caught.value, EngineDeadError)
+        await engine.check_health()
+
+
+async def test_a_server_that_goes_on_behind_the_limit_is_stopped() -> None:
+    """It does not keep to max_tokens: the answer ends as one that was cut off, and so does its work."""
+    closed = asyncio.Event()
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(b"data: " + event("on ") + b"\n\n")
+                await asyncio.sleep(0)
+        finally:
+            closed.set()
+
+    async with serving(chat=chat) as url, engine_of(url) as engine:
+        chunks = await answer(engine, 5)
+        assert chunks[-1].finish_reason is FinishReason.LENGTH
+        await closed.wait()
+
+
+async def test_what_comes_behind_the_end_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that neither says `[DONE]` nor closes does not keep its answer from ending."""
+    monkeypatch.setattr(openai, "LAST_WORDS_S", 0.05)
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"data: " + event("x", "stop") + b"\n\n")
+        await asyncio.Event().wait()
+        return response
+
+    async with serving(chat=chat) as url, engine_of(url) as engine:
+        chunks = await answer(engine)
+        assert [chunk.text for chunk in chunks] == ["x", ""]
+        assert chunks[-1].finish_reason is FinishReason.STOP
+
+
+async def test_a_cancel_in_the_moment_of_the_answer_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the connection that has just begun to answer: else the server would go on for nobody."""
+    closed = asyncio.Event()
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+        return response
+
+    async with serving(chat=chat) as url, engine_of(url) as engine:
+        ask = engine._endpoint.stream
+        kept = []
+
+        async def stream(*arguments: Any) -> Any:
+            kept.append(await ask(*arguments))
+            asyncio.get_running_loop().call_soon(task.cancel)  # before it has had the time to take it
+            return kept[0]
+
+        monkeypatch.setattr(engine._endpoint, "stream", stream)
+        task = asyncio.create_task(answer(engine))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await closed.wait()
+        assert engine.unfinished == 0
 
 
 @pytest.mark.parametrize("begun", [False, True])

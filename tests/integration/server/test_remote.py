@@ -14,11 +14,16 @@ from tests.support.server import ServerProcess
 
 
 async def test_an_answer_that_breaks_off_goes_on(tmp_path: Path) -> None:
-    """The other server loses its connection in the middle: the rest is asked for, and the client sees one answer."""
+    """The other server loses its connection in the middle: the rest is asked for, and the client sees one answer.
+
+    When it is busy for longer than is waited here, the client is told that much.
+    """
     asked = []
 
     async def chat(request: web.Request) -> web.StreamResponse:
         asked.append((await request.json())["messages"])
+        if len(asked) == 3:
+            return web.json_response({"error": {"message": "full"}}, status=429, headers={"Retry-After": "30"})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         text = "one two" if len(asked) == 1 else " three"
@@ -44,11 +49,15 @@ async def test_an_answer_that_breaks_off_goes_on(tmp_path: Path) -> None:
         await asyncio.to_thread(server.start)
         async with client(server) as user:
             answer = await user.ask("count")
+            refused = await user.ask("count on")
         assert answer.check().text == "one two three"
         assert answer.type == "response.completed"
     finally:
         await asyncio.to_thread(server.stop)
         await runner.cleanup()
+    error = refused.response["error"]
+    assert error["code"] == "server_is_overloaded"
+    assert error["message"].endswith("answered 429: full (try again in 30 s)")
     assert asked[1] == [{"role": "user", "content": "count"}, {"role": "assistant", "content": "one two"}]
     assert server.faults() == []
 

@@ -113,3 +113,44 @@ def test_an_event_without_end_is_refused():
 def test_an_event_of_several_lines_is_joined():
     """As the specification says."""
     assert SseDecoder().feed(b"event: x\nid: 1\ndata: a\ndata:b\n\n\n") == [b"a\nb"]
+
+
+def test_behind_done_nothing_counts():
+    """Also where it comes in the same bytes."""
+    stream = CompletionStream()
+    chunk = stream.feed(delta("a", "stop") + b"data: [DONE]\n\n" + delta("b"))
+    assert chunk is not None
+    assert (chunk.text, chunk.token_count, stream.is_over) == ("a", 1, True)
+
+
+def test_of_several_answers_one_is_taken():
+    """Nobody asked for more."""
+    stream = CompletionStream()
+    chunk = stream.feed(
+        data(choices=[{"index": 1, "delta": {"content": "b"}}, {"index": 0, "delta": {"content": "a"}}])
+    )
+    assert chunk is not None
+    assert chunk.text == "a"
+
+
+@pytest.mark.parametrize(("pieces", "usage", "tokens"), [(9, {}, 9), (2, {"usage": {"completion_tokens": 10**30}}, 3)])
+def test_an_answer_ends_where_the_server_does_not_keep_to_the_limit(pieces, usage, tokens):
+    """As one that was cut off. Pieces may be smaller than tokens; a number from the moon is no number of tokens."""
+    limit = 1 if not usage else 3
+    stream = CompletionStream(limit=limit)
+    chunks = [stream.feed(delta("x", **usage)) for _ in range(pieces - 1)]
+    assert stream.is_over is bool(usage)
+    chunks.append(stream.feed(delta("x", **usage)))
+    last = stream.finish()
+    assert last is not None
+    assert last.finish_reason is FinishReason.LENGTH
+    assert sum(chunk.token_count for chunk in chunks if chunk) == tokens
+
+
+def test_a_server_that_ends_by_itself_has_the_word():
+    """Although its usage says that it said more than it might."""
+    stream = CompletionStream(limit=3)
+    stream.feed(delta("x", "stop", usage={"completion_tokens": 4}))
+    last = stream.finish()
+    assert last is not None
+    assert last.finish_reason is FinishReason.STOP
