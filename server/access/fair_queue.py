@@ -4,8 +4,9 @@
    up by one step, and by one more after each further `ageing_s`; it falls back when it gets a place. The class ages and
    not the turn: the fifty turns of one flooding user must not grow old enough to pass everybody else's newest.
 2. Inside a class: the user who was served the fewest tokens (Sheng et al., "Fairness in Serving Large Language
-   Models", OSDI 2024: the virtual token counter). A user who comes back after a pause starts at the counter of the one
-   who was picked last, as start-time fair queueing has it: idle time earns nothing.
+   Models", OSDI 2024: the virtual token counter). A user who comes, or comes back after a pause, starts at the counter
+   of the one who was picked last, as start-time fair queueing has it: idle time earns nothing, and what somebody used
+   while there was room for all is no debt. When nobody is left, all begin anew.
 3. Inside a user: first come, first served.
 """
 
@@ -19,6 +20,7 @@ from operator import itemgetter
 from typing import Final
 
 OUTPUT_WEIGHT: Final = 2  # what a token of an answer counts against one of a prompt; the paper's value
+MAX_AHEAD: Final = 1000  # users of a class that neither wait nor run whose counters are remembered
 USER_SHARE: Final = 4  # one user may wait with this many times the places that are left: four fifths of all, alone
 
 
@@ -83,10 +85,28 @@ class _Lane:
                 served += max(1, entry.demand.tokens)
                 running += 1
 
+    def pick(self, user: str) -> None:
+        """A user gets a place now: nobody who comes later starts below."""
+        self.picked = self.served[user] = max(self.served.get(user, 0), self.picked)
+
     def forget_idle(self, user: str) -> None:
-        """Drop a user who neither waits nor runs and has no more than a newcomer would get."""
-        if user not in self.waiting and user not in self.running and self.served.get(user, 0) <= self.picked:
+        """Drop a user who neither waits nor runs and has no more than a newcomer would get.
+
+        Where nobody waits or runs, that is everybody. Of very many, those go that are the least ahead.
+        """
+        if not self.waiting and not self.running:
+            self.served.clear()
+            self.picked = 0.0
+            return
+        if self._is_idle(user) and self.served.get(user, 0) <= self.picked:
             self.served.pop(user, None)
+        if len(self.served) - len(self.waiting) - len(self.running) > MAX_AHEAD:
+            idle = sorted(filter(self._is_idle, self.served), key=self.served.__getitem__)
+            for other in idle[: -(MAX_AHEAD // 2)]:  # half of them: not to sort at each end
+                del self.served[other]
+
+    def _is_idle(self, user: str) -> bool:
+        return user not in self.waiting and user not in self.running
 
 
 class FairQueue:
@@ -163,17 +183,16 @@ class FairQueue:
         lane = self._lanes[name]
         user = min(lane.waiting, key=lane.key)
         entry = lane.waiting[user][0]
-        lane.picked = max(lane.picked, lane.served[user])
         lane.unserved_since = now
+        self.run(entry.demand)  # before it leaves the queue: where it is the last one, all would begin anew
         self.remove(entry)
-        self.run(entry.demand)
         return entry
 
     def run(self, demand: Demand) -> None:
         """Count a turn that runs, also one that never had to wait. `done` must follow."""
         lane = self._lanes[demand.service_class]
         lane.running[demand.user] = lane.running.get(demand.user, 0) + 1
-        lane.served[demand.user] = max(lane.served.get(demand.user, 0), lane.picked)
+        lane.pick(demand.user)
         self.charge(demand, demand.tokens)
 
     def charge(self, demand: Demand, tokens: float) -> None:
@@ -186,8 +205,7 @@ class FairQueue:
         lane.running[demand.user] -= 1
         if not lane.running[demand.user]:
             del lane.running[demand.user]
-        for user in tuple(lane.served) if len(lane.served) > 2 * len(lane.running) else (demand.user,):
-            lane.forget_idle(user)
+        lane.forget_idle(demand.user)
 
     def order(self) -> Iterator[Entry]:
         """Yield those that wait in the order in which they would be picked, if nothing else happened.

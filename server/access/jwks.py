@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
-import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import aiohttp
 import jwt
+import orjson
 
 from protocol.errors import ProtocolError
 
 logger = logging.getLogger(__name__)
 
-FETCH_TIMEOUT_S: Final = 5.0
+FETCH_TIMEOUT_S: Final = 5.0  # for all of it: a provider that drips must not keep everybody waiting
 MAX_BYTES: Final = 1024 * 1024
 # Tokens with key ids that nobody knows must not make us a flood on the provider.
 REFETCH_PAUSE_S: Final = 10.0
@@ -47,17 +47,17 @@ class VerifyingKey:
 class Jwks:
     """The keys behind one URL.
 
-    ttl_s: they are fetched again when they are older. fetch: returns the document, blocking; raises OSError or
-    ValueError.
+    ttl_s: they are fetched again when they are older. fetch: returns the document; raises OSError or ValueError.
     """
 
-    def __init__(self, url: str, ttl_s: float, *, fetch: Callable[[str], Any] | None = None) -> None:
+    def __init__(self, url: str, ttl_s: float, *, fetch: Callable[[str], Awaitable[Any]] | None = None) -> None:
         self._url = url
         self._ttl_s = ttl_s
         self._fetch = fetch or fetch_json
         self._keys: list[VerifyingKey] = []
         self._fetched_at: float | None = None
         self._tried_at: float | None = None
+        self._is_away = False  # the last try failed
         self._fetching: asyncio.Task[None] | None = None
 
     async def find(self, key_id: str | None) -> VerifyingKey | None:
@@ -68,10 +68,12 @@ class Jwks:
         is_old = self._age(self._fetched_at) >= self._ttl_s
         if is_old or self._pick(key_id) is None:  # a new one, perhaps
             await self._refresh()
-        if self._age(self._fetched_at) > max(MAX_STALE_S, self._ttl_s):
+        key = self._pick(key_id)
+        # Without a look at the provider's newest keys nobody knows that one is not among them.
+        if self._age(self._fetched_at) > max(MAX_STALE_S, self._ttl_s) or (key is None and self._is_away):
             text = "the identity provider's keys cannot be had; try again"
             raise ProtocolError("server_is_overloaded", text, retry_after_ms=RETRY_MS)
-        return self._pick(key_id)
+        return key
 
     def _age(self, since: float | None) -> float:
         return float("inf") if since is None else _now() - since
@@ -92,9 +94,11 @@ class Jwks:
 
     async def _load(self) -> None:
         try:
-            self._keys = verifying_keys(await asyncio.to_thread(self._fetch, self._url))
+            self._keys = verifying_keys(await self._fetch(self._url))
             self._fetched_at = _now()
+            self._is_away = False
         except (OSError, ValueError) as error:
+            self._is_away = True
             logger.warning("the keys at %s cannot be had: %s", self._url, error)
         finally:
             self._fetching = None
@@ -124,11 +128,22 @@ def _verifying_key(entry: Any) -> VerifyingKey | None:
     return VerifyingKey(key.key, algorithms, entry.get("kid"))
 
 
-def fetch_json(url: str) -> Any:
-    """Get a JSON document. Raises OSError, ValueError."""
-    request = urllib.request.Request(url, headers={"Accept": "application/json"})  # noqa: S310 config checks the scheme
-    with urllib.request.urlopen(request, timeout=FETCH_TIMEOUT_S) as reply:  # noqa: S310 as above
-        body = reply.read(MAX_BYTES + 1)
-    if len(body) > MAX_BYTES:
-        raise ValueError(f"it has more than {MAX_BYTES} bytes")
-    return json.loads(body)
+async def fetch_json(url: str) -> Any:
+    """Get a JSON document, in FETCH_TIMEOUT_S at most. Raises OSError, ValueError."""
+    timeout = aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S)
+    body = bytearray()
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, trust_env=True) as session,
+            session.get(url, headers={"Accept": "application/json"}) as reply,
+        ):
+            reply.raise_for_status()
+            async for piece in reply.content.iter_any():
+                body += piece
+                if len(body) > MAX_BYTES:
+                    raise ValueError(f"it has more than {MAX_BYTES} bytes")
+    except TimeoutError:
+        raise TimeoutError(f"it takes longer than {FETCH_TIMEOUT_S:g} s") from None
+    except aiohttp.ClientError as error:
+        raise OSError(str(error) or type(error).__name__) from error
+    return orjson.loads(body)

@@ -20,7 +20,8 @@ MINUTE_MS: Final = 60_000
 LEASE_MS: Final = 60_000
 RENEW_S: Final = 20.0
 BUSY_RETRY_MS: Final = 2000  # nobody knows when an answer ends or a connection closes
-MAKING_MS: Final = 30_000  # a conversation may take this long to be made
+MAKING_MS: Final = 30_000  # a conversation, or a turn of one, may take this long to be made
+MAX_LIMIT: Final = 2**53 - 1  # the largest number that JSON and Redis's scripts have exactly
 
 Quota = dict[str, Any]
 Command = tuple[str, str, str]  # what a repetition is known by: kind, owner, command id ('' for none)
@@ -146,6 +147,10 @@ class Limits:
         repeated = ("conversation-command", user.id, command.id or "")
         return await self._take(conversation_id, self._allowances(user, "conversations"), repeated, owner=user.id)
 
+    def forget(self, hold: Hold) -> None:
+        """Leave it to its lease."""
+        self._held.discard(hold)
+
     async def read(self, user: User) -> list[dict[str, Any]]:
         """Return every limit of a user and what is left of it, in the wire's shape."""
         allowances = list(self._allowances(user, *_KINDS))
@@ -167,11 +172,14 @@ class Limits:
 
     async def renew(self) -> None:
         """Hold all places for another lease."""
-        held = [
-            (str(quota["key"]), hold.thing) for hold in self._held for quota in hold.quotas if quota["kind"] == "place"
-        ]
-        if held and self._store is not None:
-            await self._store.renew_quotas(held, LEASE_MS)
+        holds = {hold: [quota for quota in hold.quotas if quota["kind"] == "place"] for hold in self._held}
+        held = [(str(quota["key"]), hold.thing) for hold, places in holds.items() for quota in places]
+        if not held or self._store is None:
+            return
+        await self._store.renew_quotas(held, LEASE_MS)
+        for hold, places in holds.items():
+            if places and hold not in self._held:  # given back meanwhile, and perhaps before it was renewed
+                await self._store.end_quotas(hold.thing, places, self._now_ms())
 
     def _allowances(self, user: User, *names: str) -> Iterator[Allowance]:
         """Yield the limits of those names: the key's, the user's, the tenant's."""
@@ -206,14 +214,16 @@ class Limits:
         number, wait_ms = await self._store.take_quotas(thing, quotas, self._now_ms(), command)
         if number > 0:
             raise _refusal(allowances[number - 1], wait_ms)
-        hold = Hold(thing, quotas if number == 0 else [])
+        if number < 0:
+            return Hold(thing)
+        hold = Hold(thing, quotas)
         self._held.add(hold)
         return hold
 
     async def _end(self, hold: Hold, quotas: list[Quota], kept: set[str]) -> None:
         """Give back all quotas but those of the kinds that are kept. A second time it changes nothing."""
         self._held.discard(hold)
-        ending = [quota for quota in quotas if quota["kind"] not in {*kept, "turns"}]
+        ending = [quota for quota in quotas if quota["kind"] not in kept]
         if ending and self._store is not None:
             await self._store.end_quotas(hold.thing, ending, self._now_ms())
 
@@ -225,6 +235,8 @@ def own_limits(given: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
             raise ValueError(f"'{name[:60]}' is no limit; there are {', '.join(sorted(LIMIT_NAMES))}")
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"the limit '{name}' must be a whole number from 1 on")
+        if value > MAX_LIMIT:
+            raise ValueError(f"the limit '{name}' is more than {MAX_LIMIT}; leave it out")
     return tuple(sorted(given.items()))
 
 
@@ -239,7 +251,9 @@ def _quota(allowance: Allowance, *, owner: str = "", conversation: str | None = 
         case "conversations":
             quota |= {"lease": MAKING_MS, "owner": owner}
         case "turns":
-            quota |= {"conversation": conversation}
+            # The owner's length keeps "a:b" + "c" apart from "a" + "b:c".
+            key = f"{allowance.name}:{allowance.scope}:{len(allowance.whose)}:{allowance.whose}:{conversation}"
+            quota |= {"key": key, "lease": MAKING_MS, "conversation": conversation}
     return quota
 
 

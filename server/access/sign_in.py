@@ -34,7 +34,7 @@ class Signed(Protocol):
     user: User
 
     async def sign_out(self, why: SignOut) -> None:
-        """Say so and close."""
+        """Take nothing more from it, say so and close; asked once."""
         ...
 
 
@@ -52,6 +52,7 @@ class SignIn:
         self._tokens = Tokens(config.auth.jwt) if "jwt" in methods else None
         self._recheck_s = config.auth.recheck_s
         self._open: set[Signed] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
 
     @property
     def is_required(self) -> bool:
@@ -103,7 +104,7 @@ class SignIn:
             self._open.discard(member)
 
     async def run(self) -> None:
-        """Look after open sockets until cancelled. While the store is away nobody is signed out."""
+        """Look after open sockets until cancelled. While the store is away no key is known to be revoked."""
         while True:
             await asyncio.sleep(self._recheck_s)
             try:
@@ -112,17 +113,27 @@ class SignIn:
                 logger.warning("open connections could not be checked: %s", error)
 
     async def recheck(self) -> None:
-        """Sign out who must be; return when all of them have been told."""
-        revoked = await self._revoked()
+        """Begin to sign out who must be; one that is slow to close keeps no other from being looked at."""
         now = time.time()
-        leaving = [
-            member.sign_out(SignOut.REVOKED if member.user.key in revoked else SignOut.EXPIRED)
-            for member in tuple(self._open)
-            if member.user.key in revoked or (member.user.expires_at or now + 1) <= now
-        ]
-        for result in await asyncio.gather(*leaving, return_exceptions=True):
-            if isinstance(result, Exception):
-                logger.error("a connection could not be signed out", exc_info=result)
+        for member in tuple(self._open):  # first, as it needs no store
+            if member.user.expires_at is not None and member.user.expires_at <= now:
+                self._begin_sign_out(member, SignOut.EXPIRED)
+        revoked = await self._revoked()
+        for member in tuple(self._open):
+            if member.user.key in revoked:
+                self._begin_sign_out(member, SignOut.REVOKED)
+
+    def _begin_sign_out(self, member: Signed, why: SignOut) -> None:
+        self._open.discard(member)
+        task = asyncio.create_task(self._sign_out(member, why), name="sign out")
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _sign_out(self, member: Signed, why: SignOut) -> None:
+        try:
+            await member.sign_out(why)
+        except Exception:
+            logger.exception("a connection could not be signed out")
 
     async def _revoked(self) -> set[str]:
         """Return the keys of open sockets that are revoked, or gone."""

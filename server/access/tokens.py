@@ -75,7 +75,10 @@ class Tokens:
             )
         except (jwt.PyJWTError, ValueError, TypeError) as error:
             raise unauthorized(_FAULTS.get(type(error), "the token cannot be verified")) from None
-        return self._user(claims)
+        try:
+            return self._user(claims)
+        except (UnicodeError, OverflowError):  # half a character in a name, a time beyond all times
+            raise unauthorized("the token has a claim that cannot be used") from None
 
     async def _find(self, header: Mapping[str, Any]) -> VerifyingKey:
         assert self._jwks is not None
@@ -130,9 +133,14 @@ def _limits(claims: Mapping[str, Any], path: str) -> tuple[tuple[str, int], ...]
 
 
 def _rights(claims: Mapping[str, Any], path: str) -> frozenset[str]:
-    """Return the names in a list, or in a string with spaces between (as in `scope`, RFC 8693 section 4.2)."""
+    """Return the names in a list, or in a string with spaces between (as in `scope`, RFC 8693 section 4.2).
+
+    Raises ProtocolError, UnicodeError.
+    """
     value = claim(claims, path)
     names = value.split() if isinstance(value, str) else [] if value is None else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise unauthorized(f"the token's claim '{path}' must be a list of strings, not {excerpt(repr(value), 60)}")
+    for name in names:
+        name.encode()  # half a character could be shown to nobody
     return frozenset(names)

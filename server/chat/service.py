@@ -357,7 +357,11 @@ class Chat:
         limits = self._runtime.access.limits
         try:
             hold = await limits.check_conversation(user, conversation.id, command)
-            made = await self._store.create_conversation(conversation, items, command.id)
+            try:
+                made = await self._store.create_conversation(conversation, items, command.id)
+            except BaseException:
+                limits.forget(hold)  # it may have been made all the same: the place is given up when its time is up
+                raise
             await limits.close(hold)
         except StoreError as error:
             raise translate(error) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import weakref
 from typing import Final
@@ -28,6 +29,7 @@ from server.gateway.outbox import Outbox
 from server.observe.metrics import Metrics
 
 LONG_PARSE_S: Final = 0.01  # a frame of a million brackets takes ten times that
+ENDING_S: Final = 5.0  # what a revoked key has running gets this long to end before its socket closes
 
 
 class Connection:
@@ -45,6 +47,7 @@ class Connection:
         self._subscriptions: weakref.WeakSet[Subscription] | None = None
         self._conversation: str | None = None  # of plain-text turns; made on first use
         self._parse_s = 0.0  # what the newest frame took
+        self._is_signed_out = False
 
     async def run(self) -> None:
         """Serve until the socket closes. Raises ConnectionClosed."""
@@ -76,15 +79,17 @@ class Connection:
         await self._websocket.close(CloseCode.SERVICE_RESTART, "restart")
 
     async def sign_out(self, why: SignOut) -> None:
-        """Close (4401): its key was revoked or its time is up.
+        """Close (4401): its key was revoked or its time is up. Frames that still come are ignored.
 
         What a revoked key has running ends, too; after a sign-in that has only expired, the client comes back for it.
         """
-        if why is SignOut.REVOKED:
-            for lane in self._lanes:
-                if lane.running is not None:
-                    lane.running.cancel()
+        self._is_signed_out = True
+        self._lanes.stop(cancel=why is SignOut.REVOKED)
         self.send(error_event(unauthorized(f"the sign-in of this connection is {why}; sign in again")))
+        if why is SignOut.REVOKED:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ENDING_S):
+                    await self._lanes.idle()
         await self._websocket.close(SIGNED_OUT, why)
 
     # The chat layer's view
@@ -121,6 +126,8 @@ class Connection:
 
     async def _receive(self, frame: str | bytes) -> None:
         """Do what one frame asks; whatever is wrong with it becomes an error event."""
+        if self._is_signed_out:
+            return
         command: Command | None = None
         try:
             command = self._parse(frame)

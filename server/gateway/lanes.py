@@ -48,6 +48,7 @@ class Lanes:
         self._fail = fail
         self._lanes: dict[str | None, Lane] = {}
         self._waiting_chars = 0  # of all turns that wait
+        self._is_stopped = False
         self.was_left = False  # an answer was let go before its end: the client is in the middle of a turn
 
     def __iter__(self) -> Iterator[Lane]:
@@ -80,6 +81,14 @@ class Lanes:
         while tasks := [lane.task for lane in self if lane.task is not None]:
             await asyncio.wait(tasks)
 
+    def stop(self, *, cancel: bool) -> None:
+        """Begin no more turns: those that wait are dropped. cancel: what runs or is being begun ends, too."""
+        self._is_stopped = True
+        for lane in self if cancel else ():
+            lane.is_cancelled = lane.is_busy
+            if lane.running is not None:
+                lane.running.cancel()
+
     async def close(self) -> None:
         """Drop what waits; running answers are not touched."""
         tasks = [lane.task for lane in self if lane.task is not None]
@@ -104,7 +113,7 @@ class Lanes:
 
     async def _run(self, lane: Lane) -> None:
         try:
-            while lane.waiting:
+            while lane.waiting and not self._is_stopped:
                 command = lane.waiting.popleft()
                 self._waiting_chars -= _chars(command)
                 await self._run_turn(lane, command)

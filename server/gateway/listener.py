@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.datastructures import Headers
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidHeader, InvalidUpgrade
 from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 from websockets.protocol import CONNECTING, OPEN
@@ -96,6 +96,7 @@ class Listener:
             config.host,
             config.port,
             process_request=self._process_request,
+            process_response=_in_our_words,
             select_subprotocol=_select_subprotocol,
             server_header=None,  # no version numbers for strangers
             compression=None,  # 44 KiB a connection, and tokens are too short to gain
@@ -317,6 +318,18 @@ def _log_end(connection: ServerConnection, path: str, seconds: float) -> None:
 def _wants_websocket(request: Request) -> bool:
     upgrades = ",".join(request.headers.get_all("Upgrade")).lower()
     return request.method == "GET" and "websocket" in (name.strip() for name in upgrades.split(","))
+
+
+def _in_our_words(connection: ServerConnection, _request: Request, response: Response) -> Response | None:
+    """Replace websockets' own answer to a handshake that is none: it repeats whole headers, with keys in them."""
+    fault = connection.protocol.handshake_exc
+    if fault is None:
+        return None
+    text = "this is no WebSocket handshake"
+    if isinstance(fault, InvalidHeader):
+        text += f": the header {excerpt(fault.name, 60)} is missing or wrong"
+    headers = {"Upgrade": "websocket"} if isinstance(fault, InvalidUpgrade) else {}
+    return error_reply(response.status_code, "invalid_request", text, headers=headers).to_response()
 
 
 def _plain(headers: Headers) -> dict[str, str]:

@@ -47,6 +47,8 @@ class TextConnection:
         self._conversation: str | None = None
         self._max_waiting_chars = config.limits.max_waiting_chars
         self._waiting_chars = 0
+        self._is_signed_out = False
+        self._is_revoked = False
 
     async def run(self) -> None:
         """Answer turn after turn until the socket closes. Raises ConnectionClosed.
@@ -57,6 +59,8 @@ class TextConnection:
         answering = asyncio.create_task(self._answer_all(lines), name=f"text {self._websocket.id}")
         try:
             async for frame in self._websocket:
+                if self._is_signed_out:
+                    continue
                 if lines.full() or self._waiting_chars + len(frame) > self._max_waiting_chars:
                     await self._say(f"[error] {lines.qsize()} lines wait for an answer; this one is dropped")
                 else:
@@ -73,7 +77,8 @@ class TextConnection:
             while True:
                 frame = await lines.get()
                 self._waiting_chars -= len(frame)
-                await self._take_turn(frame)
+                if not self._is_signed_out:
+                    await self._take_turn(frame)
         except ConnectionClosed:
             pass  # the reader sees it too, and ends the handler
         except Exception:
@@ -103,6 +108,8 @@ class TextConnection:
             raise
         if generation is None or self._subscription is None:
             return
+        if self._is_revoked:
+            generation.cancel()
         # Not until the response has ended here: another gateway may go on with it on the same channel.
         while not generation.channel.is_closed:
             self._events.clear()
@@ -128,7 +135,9 @@ class TextConnection:
 
     async def sign_out(self, why: SignOut) -> None:
         """As `Connection.sign_out`."""
-        if why is SignOut.REVOKED and self._generation is not None:
+        self._is_signed_out = True
+        self._is_revoked = why is SignOut.REVOKED
+        if self._is_revoked and self._generation is not None:
             self._generation.cancel()
         await self._say(f"[error] the sign-in of this connection is {why}; sign in again")
         await self._websocket.close(SIGNED_OUT, why)

@@ -62,9 +62,17 @@ function taken.conversations(quota, name)
   end
 end
 
--- Turns of a conversation.
-function taken.turns(quota)
-  return redis.call('SCARD', key('thread', quota.conversation)) >= quota.limit and -1 or nil
+-- Turns of a conversation, with those that are being begun.
+function taken.turns(quota, name)
+  local thread = key('thread', quota.conversation)
+  redis.call('ZREMRANGEBYSCORE', name, '-inf', now)
+  local count = redis.call('SCARD', thread)
+  for _, other in ipairs(redis.call('ZRANGE', name, 0, -1)) do
+    if other ~= id and redis.call('SISMEMBER', thread, other) == 0 then
+      count = count + 1
+    end
+  end
+  return count >= quota.limit and -1 or nil
 end
 
 for number, quota in ipairs(quotas) do
@@ -78,7 +86,7 @@ for _, quota in ipairs(quotas) do
   if quota.kind == 'window' then
     redis.call('ZADD', name, 'NX', now, id)
     redis.call('PEXPIRE', name, quota.span)
-  elseif quota.kind == 'place' or quota.kind == 'conversations' then
+  elseif quota.lease then
     redis.call('ZADD', name, now + quota.lease, id)
     redis.call('PEXPIRE', name, quota.lease)
   end

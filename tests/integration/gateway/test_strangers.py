@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import struct
 
@@ -115,6 +116,32 @@ async def test_bad_handshakes(gateway, silent):
         head = f"GET /chat HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n{extra}\r\n"
         assert (await gateway.raw(head.encode())).startswith(b"HTTP/1.1 400")
     await assert_serves(gateway)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("Sec-WebSocket-Protocol", "openai-insecure-api-key.secret@@"),
+        ("Sec-WebSocket-Key", "secret"),
+        ("Sec-WebSocket-Version", "secret"),
+        ("Connection", "Upgrade, secret@@"),
+    ],
+)
+async def test_what_a_bad_handshake_said_is_not_repeated(gateway, silent, name, value):
+    """A subprotocol may be a key; the answer names the header, in the shape of our errors."""
+    headers = {
+        "Host": "localhost",
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+        "Sec-WebSocket-Version": "13",
+        name: value + "x" * 1000,
+    }
+    head = "".join(f"{key}: {text}\r\n" for key, text in headers.items())
+    reply = await gateway.raw(f"GET /v1/responses HTTP/1.1\r\n{head}\r\n".encode())
+    assert reply.startswith(b"HTTP/1.1 400")
+    assert b"secret" not in reply
+    assert name in json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["message"]
 
 
 async def test_foreign_origin(gateway):

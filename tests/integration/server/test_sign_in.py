@@ -194,6 +194,7 @@ async def test_revoking_a_key_with_a_stream_open(server: ServerProcess):
     assert key not in done.stderr
     async with client(server, additional_headers=bearer(key)) as c:
         response = await c.begin("word " * 3000)
+        await c.create("never " * 3000)  # waits for its turn on the lane
         revoked = await asyncio.to_thread(run_cli, server, "revoke", key)
         assert revoked.returncode == 0, revoked.stderr
         began = time.monotonic()
@@ -202,6 +203,8 @@ async def test_revoking_a_key_with_a_stream_open(server: ServerProcess):
         assert c.websocket.close_reason == "revoked"
         assert time.monotonic() - began < 30
     assert any(event["type"] == "error" and event["error"]["code"] == "unauthorized" for event in events)
+    assert [event["response"]["id"] for event in events if event["type"] == "response.incomplete"] == [response]
+    assert not any(event["type"] == "response.created" and event["response"]["id"] != response for event in events)
     with pytest.raises(InvalidStatus):
         await connect(f"{server.ws_url}/v1/responses", additional_headers=bearer(key))
     again = await make_key(server.data_dir, "carl")
@@ -243,7 +246,9 @@ async def test_text_mode_ends_too(server: ServerProcess):
         await chat.send("word " * 3000)
         await chat.recv()
         await in_store(server.data_dir, lambda store: Keys(store).revoke(key[3:19]))
+        await chat.send("never " * 3000)
         assert await close_of(chat) == (4401, "revoked")
+    server.until_metric("responses_running", 0)
 
 
 async def test_the_store_is_away(tmp_path_factory: pytest.TempPathFactory):

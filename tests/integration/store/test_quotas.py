@@ -228,6 +228,45 @@ async def test_turns_of_a_conversation(store, scene):
     await mine.begin_turn(BOB, "r3", HI)
 
 
+async def test_turns_of_a_conversation_that_come_at_once(store, scene):
+    """As many as there is room for; what was refused since takes no room."""
+    mine = limits(store, conversation_turns=2)
+    await store.create_conversation(scene.conversation("c", owner="acme/bob"), [], None)
+    turn = ResponseCreate(messages=HI.messages, conversation="c")
+    holds, errors = await outcomes(*(mine.begin_turn(BOB, f"r{n}", turn) for n in range(10)))
+    assert (len(holds), len(errors)) == (2, 8)
+    await mine.end_turn(holds[0], 0, 0)
+    (hold,), _ = await outcomes(*(mine.begin_turn(BOB, f"s{n}", turn) for n in range(10)))
+    for begun in (holds[1], hold):
+        await store.begin(scene.turn(begun.thing, owner="acme/bob"))
+        await mine.end_turn(begun, 1, 1)
+    await refused(mine.begin_turn(BOB, "t", turn))
+
+
+async def test_a_place_that_is_given_back_while_it_is_renewed(store, shared_server, prefix):
+    """Is free: the two commands may come to Redis in either order."""
+    mine = limits(store, connections=1)
+    place = await mine.open_connection(BOB, "c1")
+    renew = store.renew_quotas
+
+    async def late(held: Any, lease_ms: int) -> None:
+        await mine.close(place)
+        await renew(held, lease_ms)
+
+    store.renew_quotas = late
+    await mine.renew()
+    await mine.open_connection(BOB, "c2")
+
+
+async def test_what_was_begun_before_holds_nothing(store, scene):
+    """A repeated turn or conversation, or one that could not be made, is not remembered for ever."""
+    mine = limits(store, concurrent_responses=5, conversations=5)
+    await store.begin(scene.turn("r1", owner="acme/bob", conversation=None, command_id="again"))
+    await mine.begin_turn(BOB, "r2", ResponseCreate(id="again", messages=HI.messages))
+    mine.forget(await mine.check_conversation(BOB, "conv_1", ConversationCreate()))
+    assert mine._held == set()
+
+
 async def test_the_size_of_a_turn(store):
     """Characters of all that is sent, instructions too."""
     mine = limits(store, input_chars=10)

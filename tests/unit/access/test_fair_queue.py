@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from server.access import fair_queue
 from server.access.fair_queue import USER_SHARE, Demand, Entry, FairQueue, ServiceClass
 
 INTERACTIVE, STANDARD, BATCH = ServiceClass
@@ -90,6 +91,52 @@ def test_idle_time_earns_nothing():
     for _ in range(5):
         queue.push(Demand("late", tokens=100), 0)
     assert names(queue, 7) == ["late", *["late", "steady"] * 3]
+
+
+def test_what_was_used_while_there_was_room_is_no_debt():
+    """Who had the engine alone for an hour shares with who comes then, and does not wait for an hour."""
+    queue = FairQueue(NEVER)
+    queue.run(Demand("other"))  # somebody is always there
+    for _ in range(100):
+        queue.run(Demand("early"))
+        queue.charge(Demand("early"), 1000)
+        queue.done(Demand("early"))
+    for user in ("late", "early"):
+        for _ in range(4):
+            queue.push(Demand(user, tokens=1000), 0)
+    assert names(queue, 6) == ["late", "early"] * 3
+
+
+def test_users_who_have_left_are_forgotten(monkeypatch: pytest.MonkeyPatch):
+    """However many come, and nobody ever waits: a thousand counters at most, and none when nobody is left."""
+    monkeypatch.setattr(fair_queue, "MAX_AHEAD", 10)
+    queue = FairQueue(NEVER)
+    stayer = Demand("stayer")
+    queue.run(stayer)
+    for number in range(100):
+        demand = Demand(f"user {number}", tokens=number)
+        queue.run(demand)
+        queue.done(demand)
+    lane = queue._lanes[INTERACTIVE]
+    assert len(lane.served) <= 12
+    assert {"stayer", "user 99"} <= lane.served.keys()
+    queue.done(stayer)
+    assert (lane.served, lane.picked) == ({}, 0)
+
+
+def test_who_is_served_last_is_not_served_anew():
+    """With one place the queue is empty in between: who had it then does not begin at nothing again."""
+    queue = FairQueue(NEVER)
+    for user in ("ann", "ben"):
+        queue.push(Demand(user, tokens=100), 0)
+    assert names(queue, 1) == ["ann"]
+    queue.charge(Demand("ann"), 1000)
+    queue.done(Demand("ann"))
+    assert names(queue, 1) == ["ben"]
+    for user in ("ann", "ben"):
+        queue.push(Demand(user, tokens=100), 0)
+    queue.done(Demand("ben"))
+    assert names(queue, 2) == ["ben", "ann"]
 
 
 def test_only_the_classes_asked_for():

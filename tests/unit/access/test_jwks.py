@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import http.server
-import json
-import threading
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -26,7 +26,7 @@ class Published:
         self.fetches = 0
         self.is_away = False
 
-    def __call__(self, _url: str) -> Any:
+    async def __call__(self, _url: str) -> Any:
         self.fetches += 1
         if self.is_away:
             raise OSError("no route")
@@ -75,10 +75,13 @@ async def test_rotation(published, clock):
 
 
 async def test_a_provider_that_is_away(published, clock):
-    """Its keys are good for a day; without any, clients hear that they may try again."""
+    """Its keys are good for a day; without any, clients hear that they may try again, as with a key that may be new."""
     keys = Jwks("https://id.example/keys", 300, fetch=published)
     await keys.find("old")
     published.is_away = True
+    clock["s"] = 20
+    with pytest.raises(ProtocolError, match="try again"):
+        await keys.find("new")
     clock["s"] = 80_000
     assert await keys.find("old") is not None
     clock["s"] = 90_000
@@ -99,28 +102,79 @@ def test_documents_without_keys(document):
         verifying_keys(document)
 
 
-def test_fetching():
-    """Over real HTTP; a document without end is not read to it."""
-    body = json.dumps({"keys": []}).encode()
+Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(body if self.path == "/keys" else b" " * (module.MAX_BYTES + 1))
 
-        def log_message(self, *_: Any) -> None: ...
+@asynccontextmanager
+async def provider(answer: Answer) -> AsyncIterator[str]:
+    """A server that sends what a test wants, whatever it is asked; its address."""
+    serving: set[asyncio.Task[None] | None] = set()
 
-    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        assert fetch_json(f"http://127.0.0.1:{server.server_port}/keys") == {"keys": []}
-        with pytest.raises(ValueError, match="more than"):
-            fetch_json(f"http://127.0.0.1:{server.server_port}/endless")
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-    with pytest.raises(OSError, match="refused"):
-        fetch_json(f"http://127.0.0.1:{server.server_port}/keys")
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())
+        with contextlib.suppress(ConnectionError):
+            await reader.readuntil(b"\r\n\r\n")
+            await answer(writer)
+        with contextlib.suppress(ConnectionError):
+            writer.close()
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/keys"
+    await asyncio.gather(*filter(None, serving))
+
+
+def saying(data: bytes) -> Answer:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(data)
+        await writer.drain()
+
+    return answer
+
+
+async def test_fetching():
+    """Over real HTTP."""
+    async with provider(saying(b'HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{"keys":[]}')) as url:
+        assert await fetch_json(url) == {"keys": []}
+    with pytest.raises(OSError, match="connect"):
+        await fetch_json(url)
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        OK + b"\r\n" + b" " * (module.MAX_BYTES + 1),
+        OK + b"Content-Length: 1000\r\n\r\n{",
+        OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        OK + b"\r\n" + b"[" * 200_000,
+        OK + b"a: " + b"b" * 100_000 + b"\r\n\r\n{}",
+        b"HTTP/1.1 500 Sorry\r\nContent-Length: 0\r\n\r\n",
+        b"SSH-2.0-x\r\n\r\n",
+        b"",
+    ],
+)
+async def test_what_is_no_document(data):
+    """An endless one, half of one, garbage: the keys that were there before are good all the same."""
+    async with provider(saying(data)) as url:
+        with pytest.raises((OSError, ValueError)):  # what `Jwks` takes for a provider that is away
+            await fetch_json(url)
+
+
+async def test_a_document_that_drips(monkeypatch: pytest.MonkeyPatch):
+    """Is given up after a time, however much of it still comes; who signs in meanwhile waits no longer than that."""
+    monkeypatch.setattr(module, "FETCH_TIMEOUT_S", 0.05)
+
+    async def drip(writer: asyncio.StreamWriter) -> None:
+        writer.write(OK + b"\r\n")
+        while True:
+            writer.write(b" ")
+            await writer.drain()
+            await asyncio.sleep(0.01)
+
+    async with provider(drip) as url:
+        with pytest.raises(OSError, match="longer than"):
+            await fetch_json(url)

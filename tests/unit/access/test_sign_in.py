@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import ExitStack
 from typing import Any
@@ -15,6 +16,7 @@ from server.access.keys import Keys
 from server.access.sign_in import SignIn, SignOut
 from server.config import Config
 from tests.support.credentials import MemoryKeys, full
+from tests.support.memory import until
 
 SECRET = "s" * 32
 
@@ -30,15 +32,18 @@ def token(**claims: Any) -> str:
 
 
 class Socket:
-    """An open socket; why: what it was signed out for."""
+    """An open socket; why: what it was signed out for. gate: closing waits for it."""
 
     def __init__(self, user: User, *, is_broken: bool = False) -> None:
         self.user = user
         self.why: list[SignOut] = []
         self._is_broken = is_broken
+        self.gate = asyncio.Event()
+        self.gate.set()
 
     async def sign_out(self, why: SignOut) -> None:
         self.why.append(why)
+        await self.gate.wait()
         if self._is_broken:
             raise OSError("gone")
 
@@ -107,11 +112,13 @@ async def test_open_sockets_are_signed_out():
         for socket in sockets:
             stack.enter_context(by_key.watched(socket))
         await by_key.recheck()
+        await until(lambda: sockets[3].why)
         assert [socket.why for socket in sockets] == [[], [], [], ["expired"], [], []]
         await keys.revoke(revoked.id)
         del store.records[gone.id]
         await by_key.recheck()
-    assert [socket.why for socket in sockets[:3]] == [[], ["revoked"], ["revoked"]]
+        await until(lambda: sockets[1].why and sockets[2].why)
+    assert [socket.why for socket in sockets] == [[], ["revoked"], ["revoked"], ["expired"], [], []]
 
 
 async def test_a_socket_that_cannot_be_told(caplog):
@@ -122,22 +129,39 @@ async def test_a_socket_that_cannot_be_told(caplog):
         with by_key.watched(sockets[2]):
             pass
         await by_key.recheck()
+        await until(lambda: "could not be signed out" in caplog.text)
     assert [socket.why for socket in sockets] == [["expired"], ["expired"], []]
-    assert "could not be signed out" in caplog.text
+
+
+async def test_a_socket_that_is_slow_to_close():
+    """Is told once, and keeps nobody else signed in meanwhile."""
+    by_token = sign_in("jwt")
+    slow, other = Socket(User("ann", expires_at=1.0)), Socket(User("ben", expires_at=1.0))
+    slow.gate.clear()
+    with by_token.watched(slow):
+        await by_token.recheck()
+        await until(lambda: slow.why)
+        with by_token.watched(other):
+            await by_token.recheck()
+            await until(lambda: other.why)
+    slow.gate.set()
+    assert slow.why == ["expired"]
 
 
 async def test_a_store_that_is_away_signs_nobody_out():
-    """Nobody can know then; the next look can."""
+    """Nobody can know then which keys are revoked; the next look can. Whose time is up needs no store."""
     store = MemoryKeys()
     key, record = await Keys(store).create("ann")
     by_key = sign_in("keys", store=store)
-    socket = Socket(await by_key.check(key))
-    with by_key.watched(socket):
+    socket, expired = Socket(await by_key.check(key)), Socket(User("ben", expires_at=1.0))
+    with by_key.watched(socket), by_key.watched(expired):
         await Keys(store).revoke(record.id)
         store.is_away = True
         with pytest.raises(ConnectionError):
             await by_key.recheck()
+        await until(lambda: expired.why)
         assert socket.why == []
         store.is_away = False
         await by_key.recheck()
+        await until(lambda: socket.why)
     assert socket.why == ["revoked"]

@@ -34,8 +34,14 @@ def with_secret(**settings: Any) -> Tokens:
 
 def with_jwks(*providers: Provider, **settings: Any) -> Tokens:
     config = JwtConfig.model_validate({"jwks_url": "https://id.example/keys", **settings})
-    document = {"keys": [provider.jwk() for provider in providers]}
-    return Tokens(config, Jwks(config.jwks_url, 300, fetch=lambda _url: document))
+    return Tokens(config, publishing(config, *(provider.jwk() for provider in providers)))
+
+
+def publishing(config: JwtConfig, *keys: dict[str, Any]) -> Jwks:
+    async def fetch(_url: str) -> Any:
+        return {"keys": list(keys)}
+
+    return Jwks(config.jwks_url, 300, fetch=fetch)
 
 
 def with_secret_signed(algorithm: str = "HS256", /, **claims: Any) -> str:
@@ -96,6 +102,11 @@ async def test_the_time_of_a_token_is_the_sign_ins(tmp_path: Path):
         ({"tenant": ["acme"]}, "claim 'tenant' must be a string"),
         ({"rights": {"admin": True}}, "claim 'rights' must be a list"),
         ({"rights": ["admin", 1]}, "claim 'rights' must be a list"),
+        ({"sub": "\ud800"}, "a claim that cannot be used"),
+        ({"tenant": "\ud800"}, "a claim that cannot be used"),
+        ({"rights": ["\ud800"]}, "a claim that cannot be used"),
+        ({"exp": 10**400}, "a claim that cannot be used"),
+        ({"limits": {"connections": 2**60}}, "more than"),
     ],
 )
 async def test_what_a_token_must_say(claims, what):
@@ -144,8 +155,7 @@ async def test_a_key_is_used_for_what_it_was_published_for(tmp_path: Path):
     """A key for encryption signs nobody in, nor one of another algorithm, nor one without its id among several."""
     for fields in ({"use": "enc"}, {"alg": "RS512"}):
         config = JwtConfig(jwks_url="https://id.example/keys")
-        document = {"keys": [RSA.jwk(**fields), EC.jwk()]}
-        tokens = Tokens(config, Jwks(config.jwks_url, 300, fetch={config.jwks_url: document}.__getitem__))
+        tokens = Tokens(config, publishing(config, RSA.jwk(**fields), EC.jwk()))
         await refused(tokens, RSA.sign())
     nameless = jwt.encode(full({}), RSA.private, "RS256")
     await refused(with_jwks(RSA, EC), nameless)

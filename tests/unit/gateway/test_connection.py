@@ -11,6 +11,7 @@ import pytest
 
 from protocol.events import Event
 from server.access.auth import LOCAL_USER
+from server.access.sign_in import SignOut
 from server.chat.hub import Channel
 from server.config import Config
 from server.gateway import outbox as outboxes
@@ -23,6 +24,7 @@ class Socket:
 
     id = "socket"
     transport: Any
+    close: Any
 
     def __init__(self) -> None:
         self.transport = self
@@ -67,6 +69,26 @@ async def test_an_idle_connection_keeps_nothing_of_an_ended_response(socket):
     assert socket.sent == [b"{}"]
     assert kept() is None
     assert not connection.is_subscribed("resp_1")
+
+
+async def test_frames_behind_a_sign_out_are_ignored(socket):
+    """A client that does not answer the close frame has some seconds left: it gets nothing done in them."""
+    done: list[object] = []
+
+    class Doing:
+        async def handle(self, _client: object, command: object) -> None:
+            done.append(command)
+
+    async def close(code: int, reason: str) -> None:
+        done.append((code, reason))
+        await connection._receive('{"type":"model.list"}')
+        await connection._receive('{"input":"hi"}')
+
+    socket.close = close
+    connection = Connection(socket, LOCAL_USER, Doing(), Config(engine="echo"), Metrics())  # type: ignore[arg-type]
+    await connection.sign_out(SignOut.REVOKED)
+    assert done == [(4401, "revoked")]
+    assert [b"unauthorized" in frame for frame in socket.sent] == [True]
 
 
 async def test_who_leaves_is_no_listener_while_redis_is_away(socket):

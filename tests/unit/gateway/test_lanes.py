@@ -127,6 +127,25 @@ async def test_lanes_in_flight_are_bounded(scenes):
     scene.put("c", "three")
 
 
+@pytest.mark.parametrize("cancel", [False, True])
+async def test_stopped_lanes_begin_nothing_more(scenes, cancel):
+    """What runs, or is being begun, goes on or is cancelled; what waits never begins."""
+    scene = scenes()
+    scene.put("running", "one")
+    scene.put("waiting", "one")
+    await until(lambda: scene.begun)
+    scene.may_begin.clear()
+    scene.put("beginning", "two")
+    await asyncio.sleep(0)
+    scene.lanes.stop(cancel=cancel)
+    scene.may_begin.set()
+    await until(lambda: len(scene.begun) == 2 and all(answer.is_cancelled == cancel for answer in scene.begun))
+    for answer in scene.begun:
+        answer.ended.set()
+    await scene.lanes.idle()
+    assert scene.names == ["running", "beginning"]
+
+
 async def test_turns_that_wait_are_bounded(scenes):
     """So many behind the one that runs."""
     scene = scenes(max_waiting_per_lane=2)
