@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any, Final
 
 from server.config import Config
@@ -17,6 +18,7 @@ from server.errors import StartError
 
 URL: Final = "http://127.0.0.1:8000"
 KEY_VARIABLE: Final = "OPENAI_API_KEY"  # what clients of ours read anyway
+KEY_HINT: Final = f"--api-key, or the variable {KEY_VARIABLE}"
 EXIT_REFUSED: Final = 1
 MAX_REPLY_BYTES: Final = 64 * 1024 * 1024  # a list of many models
 
@@ -100,7 +102,8 @@ def _talk(options: Mapping[str, Any]) -> int:
     frame = options["frame"](**options)
     reply = _ask(options["url"], options["api_key"] or os.environ.get(KEY_VARIABLE), frame)
     if reply["type"] == "error":
-        print(f"tokenwire: {reply['error']['message']}", file=sys.stderr)
+        hint = f" ({KEY_HINT})" if reply["status"] == HTTPStatus.UNAUTHORIZED else ""
+        print(f"tokenwire: {reply['error']['message']}{hint}", file=sys.stderr)
         return EXIT_REFUSED
     if reply["type"] == "model.listed":
         _print_models(reply["data"])
@@ -110,7 +113,7 @@ def _talk(options: Mapping[str, Any]) -> int:
 
 
 def _ask(url: str, key: str | None, frame: dict[str, Any]) -> dict[str, Any]:
-    from websockets.exceptions import WebSocketException  # noqa: PLC0415 other commands do without
+    from websockets.exceptions import InvalidStatus, WebSocketException  # noqa: PLC0415 other commands do without
     from websockets.sync.client import connect  # noqa: PLC0415 as above
 
     address = url.rstrip("/").replace("http", "ws", 1) + "/v1/responses"
@@ -119,6 +122,11 @@ def _ask(url: str, key: str | None, frame: dict[str, Any]) -> dict[str, Any]:
         with connect(address, additional_headers=headers, max_size=MAX_REPLY_BYTES, proxy=None) as socket:
             socket.send(json.dumps(frame))
             return dict(json.loads(socket.recv()))
+    except InvalidStatus as error:
+        status = error.response.status_code
+        if status == HTTPStatus.UNAUTHORIZED:
+            raise StartError(f"{url} does not take this key: {KEY_HINT}") from None
+        raise StartError(f"{url} refuses the connection with HTTP {status}; is the address right (--url)?") from None
     except (OSError, WebSocketException) as error:
         raise StartError(f"{url} cannot be asked: {error}; is the server running there (--url)?") from None
 

@@ -5,6 +5,7 @@ variables and flags.
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -117,6 +118,13 @@ class EngineLimits(Section):
     dtype: str | None = None
     max_loras: Annotated[int, Field(ge=1)] | None = None  # LoRA adapters that one step of the engine may use
     max_lora_rank: Literal[8, 16, 32, 64, 128, 256, 320, 512] | None = None  # of any adapter
+
+
+def _limit_faults(limits: EngineLimits) -> Iterator[tuple[str, str]]:
+    """What does not fit together; limits: as a model gets them."""
+    if limits.max_num_seqs and (limits.max_num_batched_tokens or math.inf) < limits.max_num_seqs:
+        text = f"{limits.max_num_batched_tokens} is less than max_num_seqs ({limits.max_num_seqs}); raise it"
+        yield "max_num_batched_tokens", text
 
 
 class SamplingConfig(Section):
@@ -401,20 +409,10 @@ class Config(Section):
         faults += [(f"models.{key}", text) for key, text in self._base_faults()]
         for name, model in self.models.items():
             faults += [(f"models.{name}.{key}", text) for key, text in self.model_faults(model)]
-        faults += [
-            (f"models.{name}.max_replicas", f"{model.max_replicas} is less than min_replicas ({model.min_replicas})")
-            for name, model in self.models.items()
-            if model.max_replicas < (model.min_replicas or 0)
-        ]
         if self.default_model not in self.models and not self._is_alias(self.default_model):
             known = ", ".join(self.models)
             faults.append(("default_model", f"{self.default_model!r} is not one of the models ({known})"))
-        faults += [
-            (key, f"{limits.max_num_batched_tokens} is less than max_num_seqs ({limits.max_num_seqs}); raise it")
-            for key, limits in self._engine_limits()
-            if (limits.max_num_batched_tokens or limits.max_num_seqs or 0) < (limits.max_num_seqs or 0)
-        ]
-        return faults
+        return faults + [(f"vllm.{key}", text) for key, text in _limit_faults(self.vllm)]
 
     def backend_of(self, model: ModelConfig) -> str:
         """What serves this model."""
@@ -437,6 +435,11 @@ class Config(Section):
         yield from ((f"remote.{key}", text) for key, text in self._remote_faults(model))
         if model.runner == "pooling" and self.backend_of(model) != "vllm":
             yield "runner", "'pooling' needs the backend 'vllm'"
+        if model.max_replicas < (model.min_replicas or 0):
+            yield "max_replicas", f"{model.max_replicas} is less than min_replicas ({model.min_replicas})"
+        own = model.model_dump(include=set(EngineLimits.model_fields), exclude_none=True)
+        if own:
+            yield from _limit_faults(self.vllm.model_copy(update=own))
         if model.base is None:
             return
         if self.backend_of(model) != "vllm" or model.runner == "pooling":
@@ -475,13 +478,3 @@ class Config(Section):
                 elif alias in owner:
                     yield f"{name}.aliases", f"{alias!r} is an alias of model {owner[alias]!r} already"
                 owner.setdefault(alias, name)
-
-    def _engine_limits(self) -> list[tuple[str, EngineLimits]]:
-        """The engine arguments as each model gets them, under the key to blame when they do not fit together."""
-        effective: list[tuple[str, EngineLimits]] = [("vllm.max_num_batched_tokens", self.vllm)]
-        for name, model in self.models.items():
-            own = {key: getattr(model, key) for key in EngineLimits.model_fields if getattr(model, key) is not None}
-            limits = {key: own.get(key, getattr(self.vllm, key)) for key in EngineLimits.model_fields}
-            if own:
-                effective.append((f"models.{name}.max_num_batched_tokens", EngineLimits(**limits)))
-        return effective

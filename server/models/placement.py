@@ -74,9 +74,12 @@ def plan(state: State) -> Plan:
 
 def fits(needs: Needs, devices: Sequence[Device], policy: Policy) -> str | None:
     """Return why a model could never be loaded on these devices; None where it could."""
-    holding = sum(needs.memory <= _budget(device, policy) for device in devices)
-    if holding >= needs.width:
-        return None
+    held = [_places(needs, device, policy) for device in devices]
+    if sum(map(bool, held)) >= needs.width:
+        places = sum(held) // needs.width
+        if places >= needs.floor:
+            return None
+        return f"min_replicas is {needs.floor}, and on empty devices there is room for {places}"
     largest = max((device.memory for device in devices), default=0.0)
     if needs.width > len(devices):
         return f"it is split over {needs.width} devices and there are {len(devices)}"
@@ -84,6 +87,14 @@ def fits(needs: Needs, devices: Sequence[Device], policy: Policy) -> str | None:
         f"it needs {_gib(needs.memory)} on each of {needs.width} device(s), and of the largest "
         f"({_gib(largest)}) {policy.threshold:.0%} may be used; declare less memory, or a larger device or threshold"
     )
+
+
+def _places(needs: Needs, device: Device, policy: Policy) -> int:
+    """Return how many replicas, or parts of split ones, the device could hold when empty, but no more than needed."""
+    budget = _budget(device, policy)
+    if needs.memory * max(1, needs.floor) <= budget:
+        return max(1, needs.floor)
+    return int(budget // needs.memory)
 
 
 def _budget(device: Device, policy: Policy) -> float:

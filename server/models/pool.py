@@ -394,7 +394,8 @@ class Pool:
         text = f"model '{model.name}' cannot be loaded: {reason}"
         if model.needs.floor and not model.replicas:
             self._give_up(model, text)
-        model.fail_wants(NoRoomError(text))
+        if model.ready_engine is None:  # else it is one more replica that there is no room for
+            model.fail_wants(NoRoomError(text))
 
     def _unload(self, replica: Replica, cause: str | None, *, to_sleep: bool) -> None:
         if cause is not None:

@@ -43,6 +43,9 @@ pin = true
 """
 
 
+THREE = {"min_replicas": 3, "max_replicas": 3}
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     yield from run_checked(ServerProcess(tmp_path_factory.mktemp("data"), config=SETTINGS))
@@ -124,6 +127,24 @@ async def test_what_an_administrator_does(server):
         assert "e@2" not in await states(wire)
 
 
+async def test_an_alias_moves_without_dropping_a_stream(server):
+    """What was begun under the name ends where it is; the next turn is the other model's, in the same conversation."""
+    async with client(server) as wire:
+        for number in (3, 4):
+            await wire.do("model.add", model=f"name@{number}", settings={"source": "x", "memory_gib": 0.5})
+        await wire.do("model.alias", alias="prod", model="name@3")
+        conversation = await wire.conversation()
+        words = " ".join(f"w{n}" for n in range(100))
+        await wire.begin(words, model="prod", conversation=conversation, stream_id="old")
+        await wire.do("model.alias", alias="prod", model="name@4", stream_id="admin")
+        await wire.create("and now", model="prod", conversation=conversation, stream_id="new")
+        old, new = await wire.answer("old"), await wire.answer("new")
+        assert (old.text, old.response["model"]) == (words, "name@3")
+        assert (new.text, new.response["model"]) == ("and now", "name@4")
+        for number in (3, 4):
+            await wire.do("model.remove", model=f"name@{number}")
+
+
 async def test_removing_a_busy_model_lets_it_finish(server):
     async with client(server) as wire:
         await wire.do("model.add", model="f", settings={"source": "x", "memory_gib": 1})
@@ -145,6 +166,14 @@ async def test_removing_a_busy_model_lets_it_finish(server):
         ({"type": "model.add", "model": "a", "settings": {"source": "x"}}, "the name 'a' is taken"),
         ({"type": "model.add", "model": "n", "settings": {"source": "x", "aliases": ["c"]}}, "the name 'c' is taken"),
         ({"type": "model.add", "model": "n", "settings": {"source": "x", "memory_gib": 2}}, "does not fit"),
+        (
+            {"type": "model.add", "model": "n", "settings": {"source": "x", "memory_gib": 1, "min_replicas": 3}},
+            "models.n.max_replicas: 1 is less than min_replicas (3)",
+        ),
+        (
+            {"type": "model.add", "model": "n", "settings": {"source": "x", "memory_gib": 1, **THREE}},
+            "does not fit: min_replicas is 3, and on empty devices there is room for 2",
+        ),
         ({"type": "model.add", "model": "n", "settings": {"source": "x", "pins": 1}}, "settings.pins: Extra inputs"),
         ({"type": "model.remove", "model": "a"}, "'a' is the default model"),
         ({"type": "model.remove", "model": "first"}, "an alias is moved, not removed"),

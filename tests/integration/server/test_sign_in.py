@@ -19,6 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
 from server.access.keys import Keys
+from server.cli import main
 from tests.integration.server.conftest import run_checked
 from tests.integration.server.wire import TERMINAL, Client, client
 from tests.support.credentials import full
@@ -74,6 +75,26 @@ def key(server: ServerProcess) -> str:
     done = run_cli(server, "create", "--user", "ann", "--tenant", "acme", "--label", "ann's laptop")
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def test_models_from_the_command_line(server: ServerProcess, key: str, capsys, monkeypatch) -> None:
+    """Who has no key, a wrong one, or one without the right is told so, and how a key is given."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+    def models(*arguments: str) -> tuple[int, str]:
+        code = main(["models", *arguments, "--url", server.url])
+        return code, capsys.readouterr().err
+
+    how = "--api-key, or the variable OPENAI_API_KEY"
+    code, error = models("list")
+    assert (code, error.startswith("tokenwire: sign in first")) == (1, True)
+    assert error.endswith(f"({how})\n")
+    assert models("list", "--api-key", "sk-wrong") == (2, f"tokenwire: {server.url} does not take this key: {how}\n")
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    assert models("list") == (0, "")
+    code, error = models("load", "echo")
+    assert code == 1
+    assert error.startswith("tokenwire: this needs the right 'admin'")
 
 
 def token(**claims: Any) -> str:

@@ -260,3 +260,12 @@ def test_a_device_without_bounds_holds_everything():
 def test_fits(memory):
     assert fits(Needs(memory), [Device("d", GIB)], Policy()) is None
     assert fits(Needs(0.81 * GIB), [Device("d", GIB)], Policy()) is not None
+
+
+@pytest.mark.parametrize(("minimum", "width", "fit"), [(3, 1, True), (4, 1, False), (1, 2, True), (2, 2, False)])
+def test_what_must_always_be_there_has_to_fit(minimum, width, fit):
+    """All of it, on empty devices: else a replica would be missing without a word. Two on d, one on e."""
+    needs = Needs(0.4 * GIB, width=width, minimum=minimum, maximum=minimum)
+    told = fits(needs, [Device("d", GIB), Device("e", 0.6 * GIB)], Policy())
+    room = 3 // width
+    assert told == (None if fit else f"min_replicas is {minimum}, and on empty devices there is room for {room}")

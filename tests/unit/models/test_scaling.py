@@ -92,3 +92,12 @@ def test_steady_traffic_comes_to_rest(rate):
     """At no load does the number go up and down for ever."""
     history = simulated([rate] * 3600)
     assert changes(history[1800:]) == 0
+
+
+@pytest.mark.parametrize("half_s", [5, 30, 60, 300])
+def test_a_square_wave(half_s):
+    """Within a wave it goes up once and down once at most; waves shorter than the calm it waits for move nothing."""
+    waves = 3600 // (2 * half_s)
+    history = simulated(([2.5] * half_s + [0.0] * half_s) * waves)
+    tail = history[len(history) // 2 :]
+    assert changes(tail) == 0 if half_s < POLICY.down_after_s else changes(tail) <= waves // 2 * 2 * (max(tail) - 1)
