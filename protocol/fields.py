@@ -10,7 +10,9 @@ from msgspec import Meta
 MAX_STOP_STRINGS: Final = 16  # vLLM itself has no bound; OpenAI takes 4
 MAX_COMMAND_ID_CHARS: Final = 256
 MAX_CALL_ID_CHARS: Final = 256
-TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")  # OpenAI's, and the dot that other vendors' tools have
+MAX_TOOL_NAME_CHARS: Final = 128
+# OpenAI's, and the dot that other vendors' tools have.
+TOOL_NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_TOOL_NAME_CHARS}}}")
 MAX_TOKENS: Final = 2**31  # more than any window, and still a C int for engines
 
 # Descriptions follow the words "a string" in error texts (explain.py), since a regular expression is none.

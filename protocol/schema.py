@@ -6,12 +6,12 @@ size are looked at; keywords that the engine does not know are its own to refuse
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any, Final
 
 from protocol.codec import encode
 from protocol.errors import ProtocolError, excerpt
+from protocol.patterns import pattern_cost
 
 MAX_SCHEMA_BYTES: Final = 64 * 1024  # as JSON; a tool of a large agent has some kilobytes
 MAX_SCHEMA_DEPTH: Final = 32  # objects and lists inside each other; OpenAI takes 10 levels of properties
@@ -21,6 +21,10 @@ MAX_REPEATS: Final = 1000
 MAX_ALL_REPEATS: Final = 10_000  # together
 MAX_WORDS_CHARS: Final = 16_000  # of all strings in enum and const; OpenAI takes 15,000 of long ones
 MAX_PATTERN_CHARS: Final = 1000
+# Where a pattern can go on in two ways, the engine has more to write down before, and more to go along at each token,
+# while every other answer waits: with the square of such places and more. One for semantic versions has 15 of them.
+MAX_PATTERN_WAYS: Final = 32
+MAX_ALL_PATTERN_WAYS: Final = 2 * MAX_PATTERN_WAYS**2  # the sum of their squares
 # With each optional property the next one may be any of those behind it: the time for a grammar grows with the square.
 MAX_OPTIONAL: Final = 400  # in one object: half a second
 # The engine goes along all branches that fit so far, at each token, while every other answer waits.
@@ -28,10 +32,12 @@ MAX_BRANCHES: Final = 64  # of anyOf and oneOf together, without those that are 
 
 _TYPES: Final = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 _COUNTS: Final = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"})
-_PATTERN_COUNTS: Final = re.compile(r"\{([\d,]{1,20})\}")
 _SCHEMA_MAPS: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _SCHEMA_LISTS: Final = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
-_SCHEMAS: Final = frozenset({"items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else"})
+_SCHEMAS: Final = frozenset(
+    {"items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else"}
+    | {"additionalItems", "unevaluatedItems", "unevaluatedProperties"}
+)
 
 
 def check_schema(schema: Any, param: str) -> dict[str, Any]:
@@ -42,9 +48,15 @@ def check_schema(schema: Any, param: str) -> dict[str, Any]:
     size = len(encode(schema))
     if size > MAX_SCHEMA_BYTES:
         raise _invalid(f"has {size} bytes; at most {MAX_SCHEMA_BYTES} are taken", param)
-    repeats = words = branches = 0
-    for place, part in _parts(schema, param):
-        _check_part(part, place, schema)
+    repeats = words = branches = ways = 0
+    for place, part in _all_parts(schema, param):
+        for pattern in _patterns(part):
+            repeated, own_ways = pattern_cost(pattern)
+            if own_ways > MAX_PATTERN_WAYS:
+                text = f"can go on in two ways in {own_ways} places; at most {MAX_PATTERN_WAYS} are taken"
+                raise _invalid(f"has a pattern that {text}: use fewer of * + ? and {{}}", place)
+            repeats += repeated
+            ways += own_ways**2
         repeats += _repeats(part)
         words += _words(part)
         branches += _branches(part)
@@ -54,15 +66,15 @@ def check_schema(schema: Any, param: str) -> dict[str, Any]:
         raise _invalid(f"has {words} characters in enum and const; at most {MAX_WORDS_CHARS} are taken", param)
     if branches > MAX_BRANCHES:
         raise _invalid(f"has {branches} branches in anyOf and oneOf; at most {MAX_BRANCHES} are taken", param)
+    if ways > MAX_ALL_PATTERN_WAYS:
+        raise _invalid("has too many or too wide patterns; use fewer of * + ? and {} in them", param)
     return schema
 
 
 def _repeats(part: Any) -> int:
     if not isinstance(part, dict):
         return 0
-    counts = _PATTERN_COUNTS.findall(part.get("pattern", ""))
-    in_patterns = sum(max((int(count) for count in pair.split(",") if count), default=0) for pair in counts)
-    return in_patterns + max((part[key] for key in _COUNTS & part.keys()), default=0)
+    return max((part[key] for key in _COUNTS & part.keys()), default=0)
 
 
 def _branches(part: Any) -> int:
@@ -92,26 +104,53 @@ def _check_depth(schema: Any, param: str) -> None:
         ]
 
 
-def _parts(schema: Any, param: str) -> Iterator[tuple[str, Any]]:
-    """Yield the schema and every schema in it, each with its path."""
+def _patterns(part: Any) -> Iterator[Any]:
+    if not isinstance(part, dict):
+        return
+    yield part.get("pattern", "")
+    yield from part.get("patternProperties", ())
+
+
+def _all_parts(schema: dict[str, Any], param: str) -> Iterator[tuple[str, Any]]:
+    """Yield the schema and every schema in it, each once, with its path, when it is checked.
+
+    A reference may lead to where no schema is looked for (`#/examples/0`): an engine follows it there.
+    """
+    seen: set[int] = set()
+    waiting: list[tuple[str, Any]] = [(param, schema)]
+    while waiting:
+        place, part = waiting.pop()
+        for place_of_inner, inner in _parts(part, place, seen):
+            target = _check_part(inner, place_of_inner, schema)
+            yield place_of_inner, inner
+            if target is not None and id(target) not in seen:
+                waiting.append((f"{place_of_inner}.$ref", target))
+
+
+def _parts(schema: Any, param: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield the schema and every schema in it that was not seen before, each with its path."""
+    if id(schema) in seen:
+        return
     yield param, schema
     if not isinstance(schema, dict):
         return
+    seen.add(id(schema))
     for key, value in schema.items():
         place = f"{param}.{excerpt(key, 64)}"
         if key in _SCHEMA_MAPS and isinstance(value, dict):
             for name, inner in value.items():
-                yield from _parts(inner, f"{place}.{excerpt(name, 64)}")
+                yield from _parts(inner, f"{place}.{excerpt(name, 64)}", seen)
         elif key in _SCHEMA_LISTS and isinstance(value, list):
             for index, inner in enumerate(value):
-                yield from _parts(inner, f"{place}[{index}]")
+                yield from _parts(inner, f"{place}[{index}]", seen)
         elif key in _SCHEMAS:
-            yield from _parts(value, place)
+            yield from _parts(value, place, seen)
 
 
-def _check_part(part: Any, place: str, root: dict[str, Any]) -> None:
+def _check_part(part: Any, place: str, root: dict[str, Any]) -> Any:
+    """Check one schema without those in it; return the one that it refers to, or None."""
     if isinstance(part, bool):
-        return
+        return None
     if not isinstance(part, dict):
         raise _invalid("must be a schema: an object, true or false", place)
     _check_type(part.get("type"), place)
@@ -125,8 +164,7 @@ def _check_part(part: Any, place: str, root: dict[str, Any]) -> None:
         if not _is_count(part[key]):
             raise _invalid(f"must be a whole number from 0 to {MAX_REPEATS}", f"{place}.{key}")
     _check_names(part, place)
-    if "$ref" in part:
-        _check_reference(part, place, root)
+    return _check_reference(part, place, root) if "$ref" in part else None
 
 
 def _check_type(kind: Any, place: str) -> None:
@@ -146,19 +184,21 @@ def _check_names(part: dict[str, Any], place: str) -> None:
         )
     if not isinstance(part.get("enum", [0]), list) or part.get("enum") == []:
         raise _invalid("must be a list of at least one value", f"{place}.enum")
-    pattern = part.get("pattern", "")
-    if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN_CHARS:
-        raise _invalid(f"must be a string of at most {MAX_PATTERN_CHARS} characters", f"{place}.pattern")
+    for pattern in _patterns(part):
+        if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN_CHARS:
+            key = "pattern" if pattern == part.get("pattern") else "patternProperties"
+            raise _invalid(f"must be a string of at most {MAX_PATTERN_CHARS} characters", f"{place}.{key}")
 
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_REPEATS
 
 
-def _check_reference(part: dict[str, Any], place: str, root: dict[str, Any]) -> None:
-    """Refuse references out of the schema, to nothing, and those that only lead back to themselves.
+def _check_reference(part: dict[str, Any], place: str, root: dict[str, Any]) -> Any:
+    """Return where a reference leads.
 
-    A schema may well hold itself (a tree): each level then has text of its own.
+    Refuse those out of the schema, to nothing, and those that only lead back to themselves. A schema may well hold
+    itself (a tree): each level then has text of its own.
     """
     seen: list[str] = []
     target: Any = part
@@ -170,6 +210,7 @@ def _check_reference(part: dict[str, Any], place: str, root: dict[str, Any]) -> 
             raise _invalid("only leads back to itself", f"{place}.$ref")
         seen.append(reference)
         target = _resolved(root, reference, place)
+    return target
 
 
 def _resolved(root: dict[str, Any], reference: str, place: str) -> Any:

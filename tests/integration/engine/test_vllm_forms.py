@@ -141,8 +141,12 @@ async def test_what_cannot_guide_is_refused(vllm_engine: VllmEngine, kind: TextF
 HOSTILE: dict[str, dict[str, Any]] = {
     "endless": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
     "left recursion": {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}}, "$ref": "#/$defs/a"},
-    "pattern": {"type": "string", "pattern": "(a|a)*" * 100},
-    "library's limit": {"type": "string", "pattern": "(a*){200}b"},
+    "pattern": {"type": "string", "pattern": "(a|a)*" * 32},
+    "library's limit": {
+        "type": "object",
+        "propertyNames": {"pattern": "[a-z]{1,900}"},
+        "additionalProperties": {"type": "string", "maxLength": 900},
+    },
     "repeats": {"type": "array", "items": {"type": "array", "items": {"type": "array", "maxItems": 1000}}},
     "not": {"not": {"type": "string"}},
     "optional": {"type": "object", "properties": {f"p{number}": {} for number in range(400)}},
@@ -151,6 +155,10 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "many": {"type": "object", "properties": {f"p{number}": {} for number in range(401)}},
     "wide": {"anyOf": [{"type": "object", "properties": {f"z{n}": {}}} for n in range(65)]},
     "counts": {"type": "string", "pattern": "[a-z]{0,999}" * 70},
+    "counts of counts": {"type": "string", "pattern": "(.{0,300}){0,300}"},
+    "ambiguous": {"type": "string", "pattern": ".*" * 250},
+    "keys": {"type": "object", "patternProperties": {"(a|b)*" * 1000: {}}},
+    "hidden": {"$ref": "#/examples/0", "examples": [{"type": "string", "maxLength": 10**8}]},
 }
 
 
@@ -175,6 +183,10 @@ async def test_the_engine_survives_what_is_hostile(vllm_engine: VllmEngine) -> N
         "many": "format.schema.properties",
         "wide": "format.schema",
         "counts": "format.schema",
+        "counts of counts": "format.schema",
+        "ambiguous": "format.schema",
+        "keys": "format.schema.patternProperties",
+        "hidden": "format.schema.$ref.maxLength",
     }
     assert sum(chunk.token_count for chunk in await ask(vllm_engine, PLAIN, limit=2)) == 2
     assert vllm_engine.unfinished == 0

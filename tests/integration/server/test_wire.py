@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import urllib.error
+import urllib.request
 
 import pytest
 from websockets.exceptions import ConnectionClosed
 
 from tests.integration.server.wire import DELTA, Answer, client
 from tests.support.server import ServerProcess
+from tests.unit.protocol.test_readme import CLIENT
 
 TEXT_ANSWER = [
     "response.created",
@@ -291,3 +294,38 @@ async def test_get_twins_equal_the_commands(server: ServerProcess):
     status, body = server.get("/v1/conversations/conv_none")
     assert (status, body["error"]["code"]) == (404, "conversation_not_found")
     assert json.dumps(server.get("/v1/responses")[0]) == "426"
+
+
+async def test_whatever_the_spec_says_is_refused_is_refused(server: ServerProcess):
+    """Each example of an error in protocol/README.md, on one connection, which lives."""
+    examples = [example for example in CLIENT if "error" in example.settings]
+    assert len(examples) > 40
+    async with client(server) as c:
+        for example in examples:
+            await c.send(example.line)
+            event = await c.event()
+            assert event["type"] == "error", example.line
+            found = (event["error"]["code"], event["error"]["param"])
+            assert found == (example.settings["error"], example.settings.get("param")), example.line
+        assert (await c.ask("fine")).text == "fine"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("POST", "/v1/responses", 426, "upgrade_required"),
+        ("DELETE", "/v1/responses/resp_1", 405, "method_not_allowed"),
+        ("POST", "/v1/responses/compact", 405, "method_not_allowed"),
+        ("POST", "/v1/conversations", 405, "method_not_allowed"),
+        ("POST", "/v1/responses/resp_1/cancel", 404, "not_found"),
+        ("GET", "/v1/responses/resp_1/input_items", 404, "not_found"),
+        ("POST", "/v1/chat/completions", 404, "not_found"),
+    ],
+)
+def test_what_is_not_served_over_plain_http(server: ServerProcess, method: str, path: str, status: int, code: str):
+    """As the end of protocol/README.md has it."""
+    request = urllib.request.Request(server.url + path, method=method)  # noqa: S310 our own http URL
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=20)  # noqa: S310 as above
+    with caught.value as error:
+        assert (error.code, json.loads(error.read())["error"]["code"]) == (status, code)

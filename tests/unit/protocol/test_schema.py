@@ -38,6 +38,13 @@ TREE = {
 }
 
 
+# The longest pattern that people often have in their schemas.
+SEMVER = (
+    r"^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(?:-((?:0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*)"
+    r"(?:\.(?:0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*))*))?(?:\+([0-9a-zA-Z-]+(?:\.[0-9a-zA-Z-]+)*))?$"
+)
+
+
 @pytest.mark.parametrize(
     "schema",
     [
@@ -51,6 +58,9 @@ TREE = {
         {"anyOf": [{"const": number} for number in range(300)]},
         {"anyOf": [{"properties": {"a": {}}}] * 64},
         {"type": "string", "pattern": "^[a-z]{2,16}@[a-z{}]{1,}$"},
+        {"type": "string", "pattern": r"(a{,}b|\{999999\}){5}{,}"},
+        {"anyOf": [{"type": "string", "pattern": SEMVER}] * 8},
+        {"properties": {f"p{number}": {"pattern": "[a-z0-9]+(?:-[*+?]+)*"} for number in range(200)}},
         TREE,
         nested(MAX_SCHEMA_DEPTH - 1),
     ],
@@ -90,7 +100,7 @@ def test_fine(schema):
         ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "s.$defs.a.$ref"),
         (nested(MAX_SCHEMA_DEPTH), "s"),
         ({"description": "x" * MAX_SCHEMA_BYTES}, "s"),
-        ({"anyOf": [{"type": "string", "maxLength": 1000}] * 11}, "s"),
+        ({"anyOf": [{"type": "string", "maxLength": 1000} for _ in range(11)]}, "s"),
         ({"enum": ["x" * 500] * 33}, "s"),
         ({"type": "string", "pattern": "[a-z]{0,999}" * 11}, "s"),
         ({"type": "string", "pattern": "a{10001}"}, "s"),
@@ -98,11 +108,31 @@ def test_fine(schema):
         ({"items": {"properties": named(401), "required": ["other"]}}, "s.items.properties"),
         ({"anyOf": [{"properties": {"a": {}}}] * 65}, "s"),
         ({"anyOf": [{"oneOf": [{}] * 32}, {"anyOf": [{}] * 31}]}, "s"),
+        ({"patternProperties": {"(a|b)*" * 200: {}}}, "s.patternProperties"),
+        ({"patternProperties": {"[a-z]{0,99999}": {}}}, "s"),
+        ({"$ref": "#/examples/0", "examples": [{"maxLength": 10**9}]}, "s.$ref.maxLength"),
+        ({"$ref": "#/x/y", "x": {"y": {"$ref": "#/z"}}, "z": {"items": {"pattern": "a{99999}"}}}, "s"),
+        ({"$ref": "#/x", "x": 5}, "s.$ref"),
+        ({"pattern": "(.{0,300}){0,300}"}, "s"),
+        ({"pattern": "((x{,99}y){9}z){12,}"}, "s"),
+        ({"pattern": "(.{0,99}){0,16}"}, "s"),
+        ({"pattern": ".*" * 33}, "s"),
+        ({"pattern": ".?" * 300}, "s"),
+        ({"anyOf": [{"pattern": r"\[.*" * 32} for _ in range(3)]}, "s"),
+        ({"unevaluatedProperties": {"maxLength": 10**9}}, "s.unevaluatedProperties.maxLength"),
     ],
 )
 def test_refused(schema, place):
     """With the place at fault."""
     assert fault(schema) == place
+
+
+def test_many_references_cost_little():
+    """Each schema is looked at once, however often it is referred to."""
+    target: dict[str, Any] = {"properties": named(400)}
+    began = time.process_time()
+    check_schema({"x": target, "allOf": [{"$ref": "#/x"} for _ in range(2000)]}, "s")
+    assert time.process_time() - began < 1
 
 
 def test_the_deepest_frame_costs_nothing():
