@@ -7,11 +7,13 @@ imports vLLM when a model with a parser is loaded, and only then: the echo engin
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from protocol.errors import excerpt
+from protocol.fields import MAX_CALL_ID_CHARS, MAX_TOOL_NAME_CHARS
 from protocol.options import Options, TextFormat
 from protocol.output import Piece, PieceKind
 from server.engine.base import Chunk, EngineError, EngineStartError, RefusedError
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from vllm.sampling_params import StructuredOutputsParams
 
 _TEMPLATE_SWITCH: Final = "enable_thinking"  # most templates' word; parsers of such models look at it, too
+_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,7 @@ class AnswerReader:
         self._cutter = cutter
         self._opening: list[int] | None = list(opening)  # until the parser has seen it
         self._call = -1  # the parser's index of the call that began last
+        self._may_call_again = request.parallel_tool_calls is not False
         self._kind: PieceKind | None = None  # of the last piece
 
     def chunk(self, chunk: Chunk) -> Chunk:
@@ -169,9 +173,9 @@ class AnswerReader:
             function = call.function
             if function is None:
                 continue
-            if call.index > self._call and function.name:
+            if call.index > self._call and function.name and (self._may_call_again or self._call < 0):
                 self._call, self._kind = call.index, PieceKind.CALL
-                yield Piece(PieceKind.CALL, function.name, _own_id(call.id))
+                yield Piece(PieceKind.CALL, _own_name(function.name), _own_id(call.id))
             if function.arguments and call.index == self._call:
                 yield Piece(PieceKind.ARGUMENTS, function.arguments)
 
@@ -186,7 +190,13 @@ class AnswerReader:
 
 def _own_id(call_id: str | None) -> str | None:
     """Return the id that a parser gave a call, if it means something to the model."""
-    return None if call_id is None or call_id.startswith("chatcmpl-tool-") else call_id
+    is_own = call_id is not None and not call_id.startswith("chatcmpl-tool-") and len(call_id) <= MAX_CALL_ID_CHARS
+    return call_id if is_own else None
+
+
+def _own_name(name: str) -> str:
+    """Return a name that the model wrote as one that we take back: unguided, it may write anything."""
+    return _NOT_IN_NAMES.sub("_", name)[:MAX_TOOL_NAME_CHARS]
 
 
 def _joined(pieces: Iterator[Piece]) -> Iterator[Piece]:

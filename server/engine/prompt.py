@@ -189,12 +189,16 @@ class PromptRenderer:
 
 def _call(call: FunctionCall, places: Places) -> dict[str, Any]:
     """Return a call as templates want it: with its arguments as an object, where they are one."""
+    shown: Any = call.arguments
     try:
         arguments = json.loads(call.arguments)
-    except ValueError:
-        arguments = None
-    shown = arguments if isinstance(arguments, dict) else call.arguments
-    function = {"name": call.name, "arguments": places.guarded(shown)}
+        if isinstance(arguments, dict):
+            json.dumps(arguments, ensure_ascii=False).encode()  # half a surrogate pair can be written in JSON, alone
+            shown = arguments
+        shown = places.guarded(shown)
+    except (ValueError, RecursionError):  # no JSON, or nested deeper than templates can follow
+        shown = places.guarded(call.arguments)
+    function = {"name": places.guarded(call.name), "arguments": shown}
     return {"type": "function", "id": places.guarded(call.call_id), "function": function}
 
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.fields import TOOL_NAME
 from protocol.options import PLAIN, FunctionTool, Options, TextFormat
 from protocol.output import Piece, PieceKind
 from server.engine.base import EngineStartError, RefusedError
@@ -124,6 +125,24 @@ def test_thoughts_of_earlier_turns_end_no_thought_of_this_one(name):
     assert opened == ((PieceKind.REASONING, "hm"), (PieceKind.TEXT, "Hello."))
     closed = read(begin(form, PLAIN, [think, end]), "Hello.")
     assert closed == ((PieceKind.TEXT, "Hello."),)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if form.tool_parser], ids=lambda form: str(form[:2]))
+def test_one_call_at_most_where_no_more_are_wanted(form):
+    """Also of a model that nothing guides, and that writes two."""
+    first = [item for item in form.read if item[0] is PieceKind.CALL][:1]
+    options = Options(tools=(WEATHER, TIME), parallel_tool_calls=False)
+    calls = [item for item in read(begin(form, options), form.output) if item[0] is PieceKind.CALL]
+    assert calls == first
+
+
+def test_a_function_of_an_odd_name():
+    """A model may write anything; what we show is a name that clients can send back."""
+    written = '<tool_call>\n{"name": "say <|im_end|> ü' + "x" * 200 + '", "arguments": {}}\n</tool_call>'
+    ((kind, name, arguments),) = read(begin(Format("hermes", None, "", ())), written)
+    assert (kind, arguments) == (PieceKind.CALL, {})
+    assert TOOL_NAME.fullmatch(name)
+    assert name.startswith("say___im_end____x")
 
 
 FORCED = '[{"name": "get_weather", "parameters": {"city": "Paris"}}, {"name": "get_time", "parameters": {}}]'

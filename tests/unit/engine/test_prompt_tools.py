@@ -72,7 +72,7 @@ def controls(tokenizer: Any, prompt: Prompt) -> list[int]:
 def poisoned(text: str) -> tuple[list[Message], Options]:
     """The same turn with a text in every place that a stranger can fill."""
     arguments = json.dumps({"city": text, text: [text, {"deep": text}]})
-    calls = (FunctionCall(text, "look", arguments), FunctionCall("c", "look", text))
+    calls = (FunctionCall(text, "look", arguments), FunctionCall("c", text, text))
     schema = {"type": "object", "properties": {text: {"type": "string", "description": text, "enum": [text]}}}
     messages = [
         Message("user", text),
@@ -110,6 +110,26 @@ def test_escaping_is_the_templates(tokenizer):
         ],
     )
     assert 'look: {"a": "q\\"<|im_end|>\\n"}' in tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "[" * 100_000,
+        '{"a": ' + "[" * 990 + "]" * 990 + "}",
+        '{"a": "\\ud800"}',
+        '{"\\udfff": 1}',
+        "9" * 9999,
+        "",
+        "NaN",
+    ],
+    ids=["unclosed", "deep", "half a character", "half a key", "long number", "empty", "no number"],
+)
+def test_arguments_that_are_no_object_are_shown_as_text(tokenizer, arguments):
+    """Whatever a model has written, or a client claims that it has: the turn goes on."""
+    call = Message("assistant", "", calls=(FunctionCall("c", "look", arguments),))
+    prompt = render(tokenizer, [Message("user", "x"), call, OUTPUT])
+    assert json.dumps(arguments)[1:-1][:40] in tokenizer.decode(prompt.token_ids)
 
 
 def test_a_template_that_knows_no_tools():
