@@ -11,6 +11,7 @@ from typing import Any, Final
 from server.cli_models import KEY_VARIABLE
 from server.errors import StartError
 
+EXIT_UNREAD: Final = 141  # as a shell has it: 128 and SIGPIPE
 DEFAULT_URL: Final = "ws://localhost:8000"
 
 
@@ -40,3 +41,6 @@ def chat(options: Mapping[str, Any]) -> int:
         raise StartError(str(error)) from None
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tries once more at its exit, and complains
+        return EXIT_UNREAD

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import re
 import signal
 import sys
@@ -17,7 +18,7 @@ from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import print_formatted_text
 
-from server.terminal.talk import Ended, Said, SignInError, Talk, TalkError, Waits
+from server.terminal.talk import Ended, Said, SignInError, Talk, TalkError, Waits, find_model
 
 HELP: Final = """\
 /model          the models; /model NAME asks that one from now on
@@ -28,6 +29,7 @@ Ctrl-C stops an answer. Alt-Enter begins a new line."""
 
 GREETING: Final = "Ctrl-C stops an answer, Ctrl-D leaves, /help says what else there is."
 EXIT_FAILED: Final = 1
+EXIT_INTERRUPTED: Final = 130  # as a shell has it: 128 and the signal's number
 
 # C0 and C1 but for tab and line end, and what turns the direction of text (UAX #9).
 _STEERING: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -49,6 +51,7 @@ class Screen:
         self._out = out or sys.stdout
         self._is_interactive = sys.stdin.isatty() and self._out.isatty()
         self._failed = False
+        self._is_left = False  # Ctrl-C where nobody types: there is nothing to go back to
         self._column_0 = True  # the cursor is at the start of a line
 
     async def run(self) -> int:
@@ -58,14 +61,19 @@ class Screen:
             if self._is_interactive:
                 self._note(f"Connected to {self._talk.url}. {GREETING}")
             async for line in self._lines():
-                if not await self._do(line):
+                if not await self._do(line) or self._is_left:
                     break
         except (EOFError, KeyboardInterrupt):
             pass  # the person left instead of signing in
+        except BrokenPipeError:
+            await self._talk.stop()  # of an answer that nobody reads
+            raise
         finally:
             await self._talk.close()
         if self._is_interactive and self._talk.conversation is not None:
             self._note(f"Go on later with: tokenwire chat --conversation {self._talk.conversation}")
+        if self._is_left:
+            return EXIT_INTERRUPTED
         return EXIT_FAILED if self._failed and not self._is_interactive else 0
 
     async def _open(self) -> None:
@@ -145,12 +153,13 @@ class Screen:
 
     async def _choose_model(self, name: str) -> None:
         models = await self._talk.models()
-        if name and name not in [model["id"] for model in models]:
+        if name and find_model(models, name) is None:
             self._note(f"There is no model {name}.")
         elif name:
             self._talk.model = name
+        asked = find_model(models, self._talk.model)
         for model in models:
-            mark = "*" if model["id"] == self._talk.model else " "
+            mark = "*" if model is asked else " "
             self._note(f"{mark} {model['id']}  {model['state']}")
 
     async def _answer(self, text: str) -> None:
@@ -174,7 +183,7 @@ class Screen:
 
     @contextmanager
     def _interrupts_stop(self) -> Iterator[None]:
-        """Let Ctrl-C stop the answer inside the block; twice, the program."""
+        """Let Ctrl-C stop the answer inside the block; twice, or without a terminal, the program, too."""
         loop, run = asyncio.get_running_loop(), asyncio.current_task()
         assert run is not None
         stops: list[asyncio.Task[None]] = []
@@ -182,6 +191,7 @@ class Screen:
         def interrupted() -> None:
             if stops:
                 run.cancel()
+            self._is_left = not self._is_interactive
             stops.append(loop.create_task(self._talk.stop(), name="stop"))
 
         loop.add_signal_handler(signal.SIGINT, interrupted)
@@ -222,5 +232,10 @@ async def _piped() -> AsyncIterator[str]:
 
 
 async def chat(talk: Talk) -> int:
-    """Run `tokenwire chat`; return its exit code. Raises TalkError."""
+    """Run `tokenwire chat`; return its exit code. Raises TalkError, and BrokenPipeError where nobody reads any more."""
+    for stream, name in ((sys.stdin, "input"), (sys.stdout, "output")):
+        if stream is None:
+            raise TalkError(f"standard {name} is closed")
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # bytes that are no text, text that the terminal does not know
     return await Screen(talk).run()

@@ -10,7 +10,7 @@ import asyncio
 import json
 import random
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
@@ -79,6 +79,11 @@ def address(url: str) -> str:
         raise TalkError(f"{url!r} is no address; it looks like ws://localhost:8000 or https://chat.example.com")
     path = parts.path if parts.path.strip("/") else "/v1/responses"
     return urlunsplit((scheme, parts.netloc, path, parts.query, ""))
+
+
+def find_model(models: Sequence[dict[str, Any]], name: str | None) -> dict[str, Any] | None:
+    """Return the model of this id, or of this alias."""
+    return next((model for model in models if name in (model["id"], *model["aliases"])), None)
 
 
 class Turn:
@@ -227,6 +232,7 @@ class Talk:
                     elif event["error"]["code"] != "websocket_connection_limit_reached":  # which precedes a close
                         self._refuse(event["error"])
             except ConnectionClosed as closed:
+                self._socket = None
                 if closed.rcvd is not None and closed.rcvd.code in FINAL_CODES:
                     self._explain(closed)
             except InvalidStatus as refused:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -143,6 +145,52 @@ def test_control_characters_of_an_answer_do_not_reach_the_terminal(world: World)
 def test_a_pipe_gets_the_answers_alone(world: World):
     done = piped("one\n\n/new is text here\ntwo\n", world.url.removeprefix("http://"))
     assert (done.returncode, done.stdout, done.stderr) == (0, "one\n/new is text here\ntwo\n", "")
+
+
+def test_a_pipe_of_bytes_that_are_no_text_and_of_too_long_a_line(world: World):
+    """What can be read is asked; a line that the server takes for too long is told, and the next one is answered."""
+    command = [*CHAT, world.url]
+    said = b"caf\xe9 \xff\n" + b"x" * 2_000_000 + b"\nnext\n"
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), input=said, capture_output=True, timeout=60, check=False
+    )
+    assert done.stdout.decode() == "caf\ufffd \ufffd\nnext\n"
+    assert (done.returncode, done.stderr.count(b"[error]"), done.stderr.count(b"1009")) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "words"),
+    [
+        ("seq 99 | CHAT | head -1; exit ${PIPESTATUS[1]}", 141, ""),
+        ("CHAT <&-", 2, "standard input is closed"),
+        ("echo hi | CHAT >&-", 2, "standard output is closed"),
+    ],
+)
+def test_a_broken_pipe(world: World, line: str, status: int, words: str):
+    """Nobody reads, or nobody writes: it ends, in a word or none."""
+    command = line.replace("CHAT", f"{shlex.join(CHAT)} {world.url}")
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, words in done.stderr, len(done.stderr) < 100) == (status, True, True), done.stderr
+
+
+def test_ctrl_c_ends_a_pipe(world: World):
+    """There is nothing to go back to; the answer is stopped, what was still to be asked is not."""
+    with subprocess.Popen(
+        [*CHAT, world.url], cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{LONG}\nnext\n")
+        process.stdin.flush()
+        shown = process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        shown += process.stdout.read()
+    assert process.returncode == 130
+    assert "w59" not in shown
+    assert "next" not in shown
+    world.server.until_metric("responses_running", 0)
 
 
 def test_what_goes_wrong_is_told(world: World):

@@ -141,8 +141,8 @@ def test_a_function_of_an_odd_name():
     written = '<tool_call>\n{"name": "say <|im_end|> ü' + "x" * 200 + '", "arguments": {}}\n</tool_call>'
     ((kind, name, arguments),) = read(begin(Format("hermes", None, "", ())), written)
     assert (kind, arguments) == (PieceKind.CALL, {})
-    assert TOOL_NAME.fullmatch(name)
-    assert name.startswith("say___im_end____x")
+    assert TOOL_NAME.fullmatch(str(name))
+    assert str(name).startswith("say___im_end____x")
 
 
 FORCED = '[{"name": "get_weather", "parameters": {"city": "Paris"}}, {"name": "get_time", "parameters": {}}]'

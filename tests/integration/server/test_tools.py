@@ -27,6 +27,11 @@ chunks = [
 ]
 
 [[answers]]
+match = "long call"
+chunks = ["<tool_", "call>\n{\"name\": \"get_weather\", \"argu", "ments\": {\"city\": \"w1",
+    ' w2', ' w3', ' w4', ' w5', ' w6', ' w7', ' w8', ' w9', ' w10', ' w11', ' w12', "\"}}\n</tool_call>"]
+
+[[answers]]
 match = "slowly"
 chunks = ["<think>One", " two", " three</think>", "Four", " five", " six"]
 """
@@ -139,6 +144,51 @@ async def test_whoever_subscribes_in_the_middle_has_the_items(scripted):
                 said[event["output_index"]] = said.get(event["output_index"], "") + event["delta"]
         assert said == {0: "One two three", 1: "Four five six"}
         await c.until("response.completed")
+
+
+ARGUMENTS = "response.function_call_arguments.delta"
+
+
+async def test_resuming_in_the_middle_of_arguments(scripted):
+    """While they come, on another connection: each piece once."""
+    async with client(scripted) as c:
+        await c.send("response.create", input="long call", tools=[TOOL])
+        seen = await c.until(ARGUMENTS)
+        c.abort()
+    async with client(scripted) as c:
+        last = seen[-1]["sequence_number"]
+        await c.send("response.retrieve", response_id=seen[0]["response"]["id"], starting_after=last)
+        rest = await c.until("response.completed")
+    (call,) = rest[-1]["response"]["output"]
+    assert rest[0]["sequence_number"] == last + 1
+    assert "".join(event["delta"] for event in (*seen, *rest) if event["type"] == ARGUMENTS) == call["arguments"]
+    assert json.loads(call["arguments"])["city"].split() == [f"w{number}" for number in range(1, 13)]
+
+
+@pytest.mark.parametrize("way", ["cancelled", "too long"])
+async def test_a_call_that_is_cut_off(scripted, way):
+    """It is kept as far as it came, incomplete, and says so; the conversation goes on, with an output or without."""
+    async with client(scripted) as c:
+        fields = {"max_output_tokens": 6} if way == "too long" else {}
+        await c.send("response.create", input="long call", tools=[TOOL], **fields)
+        seen = await c.until(ARGUMENTS)
+        if way == "cancelled":
+            await c.send("response.cancel", response_id=seen[0]["response"]["id"])
+        end = (await c.until("response.incomplete"))[-1]["response"]
+        (call,) = end["output"]
+        assert call["status"] == "incomplete"
+        assert call["arguments"].startswith('{"city": "w1')
+        for text in ([{"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}], "weather"):
+            assert (await ask(c, text, previous_response_id=end["id"]))[-1]["type"] == "response.completed"
+        replayed = [{"role": "user", "content": "x"}, call, *outputs([{"response": end}])]
+        assert (await ask(c, replayed))[-1]["type"] == "response.completed"
+
+
+async def test_one_call_at_most(scripted):
+    """The script has two."""
+    async with client(scripted) as c:
+        output = (await ask(c, parallel_tool_calls=False))[-1]["response"]["output"]
+    assert [item["type"] for item in output] == ITEMS[:3]
 
 
 async def test_cancelled_in_a_thought(scripted):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server.terminal.screen import clean
-from server.terminal.talk import Ended, Said, TalkError, Turn, Waits, address
+from server.terminal.talk import Ended, Said, TalkError, Turn, Waits, address, find_model
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,11 @@ def test_what_is_no_address(meant: str):
 def test_clean_keeps_text_and_nothing_that_steers():
     assert clean("héllo 👩‍👩‍👧 नमस्ते\n\tx") == "héllo 👩‍👩‍👧 नमस्ते\n\tx"
     assert clean("\x1b]0;title\x07\x9b2J\r\x00") == "�]0;title��2J��"
+
+
+def test_a_model_is_found_by_its_aliases_too():
+    models = [{"id": "chat@2", "aliases": []}, {"id": "chat@3", "aliases": ["chat", "best"]}]
+    assert [find_model(models, name) for name in ("chat@2", "chat", "none", None)] == [*models, None, None]
 
 
 def event(kind: str, number: int, **fields):
