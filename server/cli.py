@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import atexit
+import contextlib
 import importlib.metadata
+import logging
 import os
 import resource
 import sys
@@ -40,7 +43,38 @@ _FLAGS: Final = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code. argv: arguments without the program's name; None: sys.argv's."""
+    """Run one command and return the exit code.
+
+    argv: arguments without the program's name; None: this process is the program.
+    """
+    if argv is not None:
+        return _run(argv)
+    leave = _Leave()
+    atexit.register(leave)  # hooks run in reverse order: this one last
+    leave.code = _run(sys.argv[1:])
+    return leave.code
+
+
+class _Leave:
+    """Ends a program that has loaded vLLM once its exit hooks are done, instead of Python's tear-down of all modules.
+
+    Everything is closed by then. The tear-down would take seconds, and a library below vLLM, Triton, fills a page of
+    standard error with what it does not find torn down; it has no switch for that.
+    """
+
+    code: int | None = None  # until the command has ended
+
+    def __call__(self) -> None:
+        if self.code is None or "vllm" not in sys.modules:
+            return
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads it
+                stream.flush()
+        os._exit(self.code)
+
+
+def _run(argv: Sequence[str]) -> int:
     options = vars(_parser().parse_args(argv))
     remote = options.pop("remote", None)
     try:

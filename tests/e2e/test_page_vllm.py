@@ -20,6 +20,7 @@ def vllm_page_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
     server.url = server._ready.get(timeout=READY_S)
     yield server
     assert server.stop() == 0, server.tail()
+    assert server.faults() == []
 
 
 @pytest.mark.timeout(300)

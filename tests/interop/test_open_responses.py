@@ -17,11 +17,22 @@ from tests.integration.server.wire import DELTA, Client, client
 from tests.support.server import ServerProcess
 
 LONG = " ".join(f"w{number}" for number in range(40))
+CONFIG = """
+default_model = "echo"
+[models.echo]
+source = "echo"
+backend = "echo"
+[models.gone]  # turns for it are taken, and fail: nobody listens there
+source = "x"
+backend = "openai"
+min_replicas = 0
+remote.url = "http://127.0.0.1:9/v1"
+"""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("data"), "--model", "echo", "--echo-rate", "200") as server:
+    with ServerProcess(tmp_path_factory.mktemp("data"), "--echo-rate", "200", config=CONFIG) as server:
         yield server
         server.until_metric("connections", 0)
     assert server.faults() == [], server.tail()
@@ -128,6 +139,28 @@ async def test_a_failed_continuation_evicts(server: ServerProcess, wrong: dict[s
         first = await c.ask("my name is Ada", store=False)
         await c.refused("response.create", **{"input": "x", "previous_response_id": first.id, "store": False, **wrong})
         await not_found(c, first.id, store=False)
+
+
+async def test_a_continuation_that_fails_while_it_is_answered_evicts(server: ServerProcess):
+    """The same with `response.failed`; what failed cannot be followed either."""
+    async with client(server) as c:
+        first = await c.ask("my name is Ada", store=False)
+        failed = await c.ask("x", previous_response_id=first.id, store=False, model="gone")
+        assert (failed.type, failed.response["error"]["code"]) == ("response.failed", "model_unavailable")
+        for response_id in (failed.id, first.id):
+            await not_found(c, response_id, store=False)
+
+
+async def test_a_stored_response_that_failed_can_be_followed(server: ServerProcess):
+    """What was asked is kept, and so is what it followed; from another connection, too."""
+    async with client(server) as c:
+        first = await c.ask("my name is Ada")
+        failed = await c.ask("are you there", previous_response_id=first.id, model="gone")
+        assert failed.type == "response.failed"
+    async with client(server) as c:
+        answer = await c.ask("who am I", previous_response_id=failed.id)
+        assert answer.input_tokens == 4 + 4 + 3 + 3
+        assert (await c.ask("and now", previous_response_id=first.id)).input_tokens == 4 + 4 + 2
 
 
 async def test_lanes(server: ServerProcess):

@@ -24,7 +24,9 @@ POLL_S = 0.02  # between looks at what no event tells of: another process, a gau
 
 _SAMPLE = re.compile(r"^tokenwire_(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 # A fault of ours, whoever caused it; what clients do wrong must never look like this.
-_FAULTS = re.compile(r"Traceback|unexpected error|was never retrieved|was destroyed|never awaited| broke\b| hang\b")
+_FAULTS = re.compile(
+    r"Traceback|unexpected error|was never retrieved|was destroyed|never awaited| broke\b| hang\b|nanobind: leaked"
+)
 
 
 def clean_environment() -> dict[str, str]:

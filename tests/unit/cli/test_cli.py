@@ -174,6 +174,28 @@ def test_module_is_the_command():
     assert done.stdout.startswith("tokenwire ")
 
 
+PROGRAM = """
+import atexit, sys, types
+from server.cli import main
+class Late:
+    def __del__(self): print("torn down")
+def run(_):
+    {load}
+    atexit.register(print, "hook")
+    return 3
+sys.modules["server.app"] = types.SimpleNamespace(run=run, late=Late())
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(("load", "said"), [("pass", "hook torn down"), ("sys.modules['vllm'] = types", "hook")])
+def test_the_program_ends_without_tearing_vllm_down(load, said):
+    """Its exit code and what is to be done at exit stay; what libraries say of a tear-down is not to be read."""
+    command = [sys.executable, "-c", PROGRAM.format(load=load), "serve", "--engine", "echo"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (3, said.split(), "")
+
+
 @pytest.mark.parametrize("arguments", [[], ["nothing"], ["serve", "--foo"], ["serve", "--por", "1"]])
 def test_usage_errors(arguments, capsys):
     """Unknown commands and flags are exit code 2, without guessing abbreviations."""
