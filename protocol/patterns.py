@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_LITERALS: Final = re.compile(r"\\(.)|\[(\^?)(?:\\.|[^\]\\])*\]", re.DOTALL)  # what stands for one character
+# Possessive where they repeat, so that no text takes more than one look at each character.
+_LITERALS: Final = re.compile(r"\\(.)|\[(\^?)(?:\\.|[^\]\\])*+\]?", re.DOTALL)  # what stands for one character
 _KINDS_OF_GROUP: Final = re.compile(r"\(\?(?:[:=!]|<[=!])")
-_MARKS: Final = re.compile(r"\{(\d*)(,?)(\d*)\}|(.)", re.DOTALL)
+_MARKS: Final = re.compile(r"\{(\d*+)(,?+)(\d*+)\}|([()*+?])|([^()*+?{]++|\{)")
 _MAX_DIGITS: Final = 9  # of a count; more are as bad
 
 
@@ -43,7 +44,7 @@ def pattern_cost(pattern: str) -> tuple[int, int]:
     whole, last = _Span(), _Span()
     around: list[_Span] = []
     repeated = 0
-    for least, comma, most, mark in _MARKS.findall(_LITERALS.sub(_character, _KINDS_OF_GROUP.sub("(", pattern))):
+    for least, comma, most, mark, plain in _MARKS.findall(_LITERALS.sub(_character, _KINDS_OF_GROUP.sub("(", pattern))):
         if mark == "(":
             around.append(whole)
             whole = _Span()
@@ -51,12 +52,12 @@ def pattern_cost(pattern: str) -> tuple[int, int]:
             last, whole = whole, around.pop() if around else _Span()
             last.is_group = True
             whole.add(last.size, last.ways, last.written_out)
-        elif mark and mark in "*+?":
+        elif mark:  # * + ?
             whole.add(0, 1, 1)
             last.add(0, 1, 1)
-        elif mark:
-            last = _Span(1, is_wide=mark == ".")
-            whole.add(1, 0, 0)
+        elif plain:  # what follows is about its last character
+            last = _Span(1, is_wide=plain[-1] == ".")
+            whole.add(len(plain), 0, 0)
         else:
             low, high = int(least[:_MAX_DIGITS] or 0), int(most[:_MAX_DIGITS] or 0)
             times, spread = max(1, low, high), max(bool(comma), high - low if comma else 0)

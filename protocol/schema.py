@@ -19,7 +19,7 @@ MAX_SCHEMA_DEPTH: Final = 32  # objects and lists inside each other; OpenAI take
 # xgrammar takes some seconds for all that is allowed here, and minutes for ten times as much.
 MAX_REPEATS: Final = 1000
 MAX_ALL_REPEATS: Final = 10_000  # together
-MAX_WORDS_CHARS: Final = 16_000  # of all strings in enum and const; OpenAI takes 15,000 of long ones
+MAX_WORDS_CHARS: Final = 16_000  # of all strings in enum, const and patterns; OpenAI takes 15,000 of long ones
 MAX_PATTERN_CHARS: Final = 1000
 # Where a pattern can go on in two ways, the engine has more to write down before, and more to go along at each token,
 # while every other answer waits: with the square of such places and more. One for semantic versions has 15 of them.
@@ -56,6 +56,7 @@ def check_schema(schema: Any, param: str) -> dict[str, Any]:
                 text = f"can go on in two ways in {own_ways} places; at most {MAX_PATTERN_WAYS} are taken"
                 raise _invalid(f"has a pattern that {text}: use fewer of * + ? and {{}}", place)
             repeats += repeated
+            words += len(pattern)
             ways += own_ways**2
         repeats += _repeats(part)
         words += _words(part)
@@ -63,7 +64,9 @@ def check_schema(schema: Any, param: str) -> dict[str, Any]:
     if repeats > MAX_ALL_REPEATS:
         raise _invalid(f"repeats things {repeats} times in all; at most {MAX_ALL_REPEATS} are taken", param)
     if words > MAX_WORDS_CHARS:
-        raise _invalid(f"has {words} characters in enum and const; at most {MAX_WORDS_CHARS} are taken", param)
+        raise _invalid(
+            f"has {words} characters in enum, const and patterns; at most {MAX_WORDS_CHARS} are taken", param
+        )
     if branches > MAX_BRANCHES:
         raise _invalid(f"has {branches} branches in anyOf and oneOf; at most {MAX_BRANCHES} are taken", param)
     if ways > MAX_ALL_PATTERN_WAYS:
@@ -117,14 +120,15 @@ def _all_parts(schema: dict[str, Any], param: str) -> Iterator[tuple[str, Any]]:
     A reference may lead to where no schema is looked for (`#/examples/0`): an engine follows it there.
     """
     seen: set[int] = set()
+    ending: set[str] = set()
     waiting: list[tuple[str, Any]] = [(param, schema)]
     while waiting:
         place, part = waiting.pop()
         for place_of_inner, inner in _parts(part, place, seen):
-            target = _check_part(inner, place_of_inner, schema)
+            target = _check_part(inner, place_of_inner, schema, ending)
             yield place_of_inner, inner
             if target is not None and id(target) not in seen:
-                waiting.append((f"{place_of_inner}.$ref", target))
+                waiting.append((_place_of(inner["$ref"], param), target))
 
 
 def _parts(schema: Any, param: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
@@ -147,8 +151,8 @@ def _parts(schema: Any, param: str, seen: set[int]) -> Iterator[tuple[str, Any]]
             yield from _parts(value, place, seen)
 
 
-def _check_part(part: Any, place: str, root: dict[str, Any]) -> Any:
-    """Check one schema without those in it; return the one that it refers to, or None."""
+def _check_part(part: Any, place: str, root: dict[str, Any], ending: set[str]) -> Any:
+    """Check one schema without those in it; return the one that it refers to, or None. ending: see there."""
     if isinstance(part, bool):
         return None
     if not isinstance(part, dict):
@@ -164,7 +168,7 @@ def _check_part(part: Any, place: str, root: dict[str, Any]) -> Any:
         if not _is_count(part[key]):
             raise _invalid(f"must be a whole number from 0 to {MAX_REPEATS}", f"{place}.{key}")
     _check_names(part, place)
-    return _check_reference(part, place, root) if "$ref" in part else None
+    return _check_reference(part, place, root, ending) if "$ref" in part else None
 
 
 def _check_type(kind: Any, place: str) -> None:
@@ -194,13 +198,15 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_REPEATS
 
 
-def _check_reference(part: dict[str, Any], place: str, root: dict[str, Any]) -> Any:
+def _check_reference(part: dict[str, Any], place: str, root: dict[str, Any], ending: set[str]) -> Any:
     """Return where a reference leads.
 
     Refuse those out of the schema, to nothing, and those that only lead back to themselves. A schema may well hold
-    itself (a tree): each level then has text of its own.
+    itself (a tree): each level then has text of its own. ending: references that are known to lead to such text; more
+    are added, so that a chain of them is gone along once.
     """
-    seen: list[str] = []
+    seen: set[str] = set()
+    first: Any = None
     target: Any = part
     while isinstance(target, dict) and "$ref" in target:
         reference = target["$ref"]
@@ -208,9 +214,19 @@ def _check_reference(part: dict[str, Any], place: str, root: dict[str, Any]) -> 
             raise _invalid("must point into this schema: '#', or '#/$defs/' and a name", f"{place}.$ref")
         if reference in seen:
             raise _invalid("only leads back to itself", f"{place}.$ref")
-        seen.append(reference)
         target = _resolved(root, reference, place)
-    return target
+        if not isinstance(target, dict | bool):
+            raise _invalid(f"points to no schema: '{excerpt(reference)}'", f"{place}.$ref")
+        first = target if first is None else first
+        if reference in ending:
+            break
+        seen.add(reference)
+    ending |= seen
+    return first
+
+
+def _place_of(reference: str, param: str) -> str:
+    return ".".join([param, *(excerpt(step, 64) for step in reference.split("/")[1:])])
 
 
 def _resolved(root: dict[str, Any], reference: str, place: str) -> Any:

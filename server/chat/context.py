@@ -53,8 +53,8 @@ async def fit(engine: Engine, request: ContextRequest) -> Context:
 
     1. All of it fits: nothing is dropped.
     2. It does not and may not be trimmed: refuse with the numbers.
-    3. Drop the fewest whole oldest turns that make it fit.
-    4. Not even the new messages alone leave room for one token: refuse with the numbers.
+    3. Drop the fewest whole oldest turns that make it fit, but none whose calls the new messages bring outputs of.
+    4. Not even what must stay leaves room for one token: refuse with the numbers.
 
     Raises ProtocolError (`context_length_exceeded`), PromptError.
     """
@@ -83,14 +83,17 @@ async def _drop_oldest(
 ) -> tuple[int, Prompt]:
     """Return how many oldest turns must go so that the prompt has at most `limit` tokens, and that prompt.
 
-    Bisects, since each probe renders: 1,000 turns cost ten probes. All turns are dropped if nothing less is enough.
+    Bisects, since each probe renders: 1,000 turns cost ten probes. All that may go do, if nothing less is enough.
     """
-    low, high = 1, len(turns)
-    best = (len(turns), await _render(engine, request, ()))
+
+    async def without(count: int) -> Prompt:
+        return await _render(engine, request, [message for turn in turns[count:] for message in turn])
+
+    low, high = 1, _droppable(turns, request.messages)
+    best = (high, await without(high))
     while low <= high:
         middle = (low + high) // 2
-        kept = [message for turn in turns[middle:] for message in turn]
-        prompt = await _render(engine, request, kept)
+        prompt = await without(middle)
         if prompt.token_count <= limit:
             best = (middle, prompt)
             high = middle - 1
@@ -106,6 +109,13 @@ async def _render(engine: Engine, request: ContextRequest, history: Sequence[Mes
 
 def _answer_length(request: ContextRequest, room: int) -> int:
     return min(request.max_output_tokens or room, room)
+
+
+def _droppable(turns: list[list[Message]], new: Sequence[Message]) -> int:
+    """Return how many oldest turns may go: what a function gave says nothing without its call."""
+    made = {call.call_id: index for index, turn in enumerate(turns) for message in turn for call in message.calls}
+    needed = [made[message.call_id] for message in new if message.call_id in made]
+    return min(needed, default=len(turns))
 
 
 def _split_turns(history: Sequence[Message]) -> list[list[Message]]:

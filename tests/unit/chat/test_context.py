@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import ProtocolError
-from protocol.items import Message
+from protocol.items import FunctionCall, Message
 from server.chat.context import Context, ContextRequest, fit
 from tests.support.scripted import ScriptedEngine
 
@@ -118,6 +118,18 @@ def test_turns_stay_whole():
     context = fitted(100, request(turns, conversation(5), reserve=30))
     assert [m.role for m in context.prompt.messages] == ["user", "assistant", "user"]
     assert context.dropped_turns == 1
+
+
+def test_a_call_stays_while_its_output_is_new():
+    """Turns before it go; where that is not enough, the numbers are told."""
+    call = Message("assistant", "x" * 9, calls=(FunctionCall("call_1", "look", "{}"),))
+    output = Message("tool", "x" * 99, call_id="call_1")
+    turns = [*conversation(500, 500), message("user", 300), call]
+    context = fitted(1000, request(turns, [output]))
+    assert (context.dropped_turns, context.prompt.token_count) == (1, 300 + 10 + 100)
+    assert "410 tokens" in refused(400, request(turns, [output]))
+    later = [*turns, output, *conversation(200, 200)]  # its output is old by now
+    assert fitted(1000, request(later, conversation(10))).dropped_turns == 2
 
 
 def test_bisection_costs_few_renderings():

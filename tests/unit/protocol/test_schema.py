@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -98,6 +99,7 @@ def test_fine(schema):
         ({"$ref": 5}, "s.$ref"),
         ({"$ref": "#"}, "s.$ref"),
         ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "s.$defs.a.$ref"),
+        ({"$defs": {"a": {}, "b": {"$ref": "#/$defs/a"}, "c": {"$ref": "#/$defs/c"}}}, "s.$defs.c.$ref"),
         (nested(MAX_SCHEMA_DEPTH), "s"),
         ({"description": "x" * MAX_SCHEMA_BYTES}, "s"),
         ({"anyOf": [{"type": "string", "maxLength": 1000} for _ in range(11)]}, "s"),
@@ -110,9 +112,11 @@ def test_fine(schema):
         ({"anyOf": [{"oneOf": [{}] * 32}, {"anyOf": [{}] * 31}]}, "s"),
         ({"patternProperties": {"(a|b)*" * 200: {}}}, "s.patternProperties"),
         ({"patternProperties": {"[a-z]{0,99999}": {}}}, "s"),
-        ({"$ref": "#/examples/0", "examples": [{"maxLength": 10**9}]}, "s.$ref.maxLength"),
+        ({"$ref": "#/examples/0", "examples": [{"maxLength": 10**9}]}, "s.examples.0.maxLength"),
         ({"$ref": "#/x/y", "x": {"y": {"$ref": "#/z"}}, "z": {"items": {"pattern": "a{99999}"}}}, "s"),
         ({"$ref": "#/x", "x": 5}, "s.$ref"),
+        ({"$ref": "#/x", "x": None}, "s.$ref"),
+        ({"$ref": "#/x", "x": {"$ref": "#/y", "minLength": -1}, "y": {}}, "s.x.minLength"),
         ({"pattern": "(.{0,300}){0,300}"}, "s"),
         ({"pattern": "((x{,99}y){9}z){12,}"}, "s"),
         ({"pattern": "(.{0,99}){0,16}"}, "s"),
@@ -127,11 +131,35 @@ def test_refused(schema, place):
     assert fault(schema) == place
 
 
-def test_many_references_cost_little():
-    """Each schema is looked at once, however often it is referred to."""
-    target: dict[str, Any] = {"properties": named(400)}
+@pytest.mark.parametrize("text", ["[", "{", "{9", "(", "\\\\", "[\\\\", "(?", "{1,", "a{2}("])
+def test_no_pattern_takes_long_to_look_at(text):
+    """A frame holds a hundred times as much."""
+    schema = {"anyOf": [{"pattern": (text * 1000)[:1000]} for _ in range(15)]}
     began = time.process_time()
-    check_schema({"x": target, "allOf": [{"$ref": "#/x"} for _ in range(2000)]}, "s")
+    with contextlib.suppress(ProtocolError):
+        check_schema(schema, "s")
+    assert time.process_time() - began < 0.5
+
+
+def chain(length: int) -> dict[str, Any]:
+    """Each refers to the next one."""
+    links = {str(number): {"$ref": f"#/$defs/{number + 1}"} for number in range(length)}
+    return {"$defs": links | {str(length): {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"x": {"properties": named(400)}, "allOf": [{"$ref": "#/x"} for _ in range(2000)]},
+        chain(2000),
+        {"$ref": "#/$defs/0", **chain(2000)},
+    ],
+    ids=["to one", "a chain", "a chain from its end"],
+)
+def test_many_references_cost_little(schema):
+    """Each schema is looked at once, however often it is referred to: a frame must not stop the others."""
+    began = time.process_time()
+    check_schema(schema, "s")
     assert time.process_time() - began < 1
 
 
