@@ -441,7 +441,8 @@ def _build(kind: type[Command], fields: dict[str, Any]) -> Command:
 def _input_of(command: ResponseCreate, fields: dict[str, Any]) -> tuple[Message, ...]:
     value = fields.get("input")
     messages = () if value is None else parse_input(value)
-    if command.task is not None and command.generate is not False and all(m.role == "system" for m in messages):
+    is_document = [message.role != "system" and bool(message.content.strip()) for message in messages]
+    if command.task is not None and command.generate is not False and not any(is_document):
         raise ProtocolError("invalid_request", "input is required: the text to summarize", param="input")
     if command.task is not None and any(message.images for message in messages):
         raise ProtocolError("invalid_request", "summaries are of text; leave images out", param="input")

@@ -71,10 +71,28 @@ class Ticket:
         self._admission.release(self)
 
 
+class Expected:
+    """A turn that is being begun and will enter: counted, so that of many at once no more are begun than may wait.
+
+    `drop` it when it has entered, or will not.
+    """
+
+    __slots__ = ("_among", "demand")
+
+    def __init__(self, among: dict[Expected, None], demand: Demand) -> None:
+        self._among = among
+        self.demand = demand
+        among[self] = None
+
+    def drop(self) -> None:
+        """Count it no more; idempotent."""
+        self._among.pop(self, None)
+
+
 class Admission:
     """One model's door.
 
-    limit: what the engines can take at once.
+    limit: what the engines can take at once; 0 before there are any.
     max_queue: turns that may wait.
     clock: seconds, monotonic.
     """
@@ -103,6 +121,7 @@ class Admission:
         self._clock = clock
         self._admitted: set[Ticket] = set()
         self._waiting: dict[Entry, Ticket] = {}
+        self._expected: dict[Expected, None] = {}
         self._background = 0  # admitted tickets that are not interactive
         self._service_s: float | None = None  # how long a turn holds its place, on average
         self._telling: asyncio.TimerHandle | None = None
@@ -123,15 +142,24 @@ class Admission:
         """Whether a ticket taken now would wait."""
         return demand.service_class not in self._open_classes() or self._queue.waiting(demand.service_class) > 0
 
-    def enter(self, demand: Demand = _NOBODY) -> Ticket:
-        """Return a ticket, admitted at once if there is room. Raises QueueFullError."""
+    def expect(self, demand: Demand = _NOBODY) -> Expected:
+        """Keep a place for a turn that is about to be acknowledged. Raises QueueFullError."""
+        self.check_room(demand)
+        return Expected(self._expected, demand)
+
+    def enter(self, demand: Demand = _NOBODY, *, is_expected: bool = False) -> Ticket:
+        """Return a ticket, admitted at once if there is room. Raises QueueFullError.
+
+        is_expected: it may wait in any case, since its client was told that it has begun.
+        """
         now = self._clock()
         ticket = Ticket(self, demand, now)
         if not self.is_full(demand):
             self._queue.run(demand)
             self._admit(ticket, now)
             return ticket
-        self.check_room(demand)
+        if not is_expected:
+            self.check_room(demand)
         ticket.entry = self._queue.push(demand, now)
         self._waiting[ticket.entry] = ticket
         ticket.position = self._queue.position(ticket.entry)
@@ -141,13 +169,16 @@ class Admission:
 
     def check_room(self, demand: Demand = _NOBODY) -> None:
         """Raise QueueFullError where a ticket could not even wait."""
-        if not self.is_full(demand):
+        free = max(0, self._concurrency.limit - len(self._admitted))
+        will_wait = [other.demand for other in self._expected][free:]
+        if not will_wait and len(self._expected) < free and not self.is_full(demand):
             return
-        if self._queue.has_room(demand, max_length=self._max_queue, max_tokens=self._max_tokens):
+        if self._queue.has_room(demand, will_wait, max_length=self._max_queue, max_tokens=self._max_tokens):
             return
-        own = self._queue.waiting_of(demand.user)
-        text = f"{len(self._queue)} turns wait for this model already ({own} of them yours)"
-        hint = self.estimated_wait_ms(len(self._queue), demand.service_class) or RETRY_FIRST_MS
+        own = self._queue.waiting_of(demand.user) + sum(other.user == demand.user for other in will_wait)
+        count = len(self._queue) + len(will_wait)
+        text = f"{count} turns wait for this model already ({own} of them yours)"
+        hint = self.estimated_wait_ms(count, demand.service_class) or RETRY_FIRST_MS
         if self._metrics is not None:
             self._metrics.refused(demand.service_class)
         raise QueueFullError(text, max(RETRY_MIN_MS, hint))
@@ -219,6 +250,7 @@ class Admission:
         now = self._clock()
         while (entry := self._queue.pop(now, self._open_classes())) is not None:
             self._admit(self._waiting.pop(entry), now)
+            self._tell_soon()
 
     def _admit(self, ticket: Ticket, now: float) -> None:
         self._admitted.add(ticket)

@@ -134,19 +134,21 @@ class FairQueue:
         """Turns of one user that wait, in any class."""
         return self._by_user.get(user, 0)
 
-    def has_room(self, demand: Demand, *, max_length: int, max_tokens: int) -> bool:
-        """Whether one more may wait.
+    def has_room(self, demand: Demand, others: Collection[Demand] = (), *, max_length: int, max_tokens: int) -> bool:
+        """Whether one more may wait beside those that do and others that are about to.
 
         1. No places are left.
         2. Its prompt would be too much beside those that wait. One alone is never too long: it fits the window.
         3. This user holds too many of the places, so that others would find none.
         """
-        free = max_length - self._length
+        length = self._length + len(others)
+        free = max_length - length
         if free <= 0:
             return False
-        if self._length and self.tokens + demand.tokens > max_tokens:
+        if length and self.tokens + sum(other.tokens for other in others) + demand.tokens > max_tokens:
             return False
-        return self.waiting_of(demand.user) < USER_SHARE * free
+        own = self.waiting_of(demand.user) + sum(other.user == demand.user for other in others)
+        return own < USER_SHARE * free
 
     def push(self, demand: Demand, now: float) -> Entry:
         """Put a turn at the end of its user's."""

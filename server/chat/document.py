@@ -76,7 +76,10 @@ class Progress:
 
 
 class Document:
-    """The texts to summarize, each cut by itself. system: instructions that stand before every order."""
+    """The texts to summarize. Each is cut by itself; small ones that follow each other are read together.
+
+    system: instructions that stand before every order.
+    """
 
     def __init__(self, texts: Sequence[str], system: str | None) -> None:
         self._texts = texts
@@ -109,7 +112,7 @@ class Document:
             text = f"the instructions leave no room for a document in the window of {window} tokens; shorten them"
             raise ProtocolError("context_length_exceeded", text, param="instructions")
         limit = max(1, int(most * len(self.whole) / whole))
-        for text in self._texts:
+        for text in joined(self._texts, limit):
             self.parts += await self._cut(engine, text, limit, most + frame)
 
     async def _cut(self, engine: Engine, text: str, limit: int, most: int) -> list[str]:
@@ -135,6 +138,20 @@ class Document:
             groups[-1].append(summary)
             filled += count
         return groups
+
+
+def joined(texts: Sequence[str], limit: int) -> list[str]:
+    """Return texts with those joined that follow each other and have room in `limit` characters together.
+
+    A thousand notes are a handful of orders, and not a thousand.
+    """
+    found: list[str] = []
+    for text in texts:
+        if found and len(found[-1]) + len(GAP) + len(text) <= limit:
+            found[-1] += GAP + text
+        else:
+            found.append(text)
+    return found
 
 
 def merge_text(summaries: Sequence[str]) -> str:

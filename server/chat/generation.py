@@ -185,11 +185,14 @@ class Generation:
 
     async def run(self) -> None:
         """Do all of it, to the terminal event."""
-        if await self._accepted():
-            await self._answer_to_the_end()
-        else:
-            self._patience.close()
-            self.channel.close()
+        try:
+            if await self._accepted():
+                await self._answer_to_the_end()
+            else:
+                self._patience.close()
+                self.channel.close()
+        finally:
+            self._preparation.leave()
 
     async def resume(self) -> None:
         """Go on with a response that was taken over."""
@@ -266,12 +269,14 @@ class Generation:
             self.stream.complete(Usage())
             return
         if self.turn.command.task is not None:
+            self._preparation.leave()  # its parts enter one by one
             summary = Summary(self.turn, self.epoch, self.stream, self._tally, self._patience, self._flushed)
             self._end(await summary.run(self._runtime.config.limits.default_max_output_tokens))
             return
         for attempt in range(1, MAX_ENGINES + 1):
-            demand = self._preparation.demand()
-            async with admitted(self.turn.model, demand, self._patience, self.conversation) as (lease, ticket):
+            demand, expected = self._preparation.demand(), self._preparation.expected
+            model, conversation = self.turn.model, self.conversation
+            async with admitted(model, demand, self._patience, conversation, expected) as (lease, ticket):
                 try:
                     await self._generate(lease, ticket, history)
                 except (EngineDeadError, AnswerLostError) as error:

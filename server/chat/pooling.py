@@ -110,19 +110,23 @@ class Pooling:
 
     async def _done(self, client: Client, command: Asked, model: Model, work: Work) -> dict[str, Any]:
         demand = Demand(client.user.id, ServiceClass.STANDARD, sum(map(len, _texts(command))) // CHARS_PER_TOKEN)
-        for attempt in range(1, ATTEMPTS + 1):
-            async with admitted(model, demand, _Silent(), None) as (lease, _ticket):
-                engine = lease.engine
-                if not isinstance(engine, PoolingEngine):
-                    text = f"model '{model.name}' makes text; name one that {_VERBS[type(command)]}"
-                    raise ProtocolError("invalid_request", text, param="model")
-                lease.asked()
-                try:
-                    return await work(command, engine, lease.heard)
-                except EngineDeadError:
-                    lease.report_dead()
-                    if attempt == ATTEMPTS:
-                        raise
+        expected = model.admission.expect(demand)
+        try:
+            for attempt in range(1, ATTEMPTS + 1):
+                async with admitted(model, demand, _Silent(), None, expected) as (lease, _ticket):
+                    engine = lease.engine
+                    if not isinstance(engine, PoolingEngine):
+                        text = f"model '{model.name}' makes text; name one that {_VERBS[type(command)]}"
+                        raise ProtocolError("invalid_request", text, param="model")
+                    lease.asked()
+                    try:
+                        return await work(command, engine, lease.heard)
+                    except EngineDeadError:
+                        lease.report_dead()
+                        if attempt == ATTEMPTS:
+                            raise
+        finally:
+            expected.drop()
         raise AssertionError("unreachable")
 
 

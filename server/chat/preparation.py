@@ -7,7 +7,7 @@ from typing import Final
 from protocol.commands import no_such_call
 from protocol.errors import ProtocolError
 from protocol.items import unknown_call
-from server.access.admission import QueueFullError
+from server.access.admission import Expected, QueueFullError
 from server.access.fair_queue import Demand, ServiceClass
 from server.chat.context import Context, fit
 from server.chat.runtime import Runtime
@@ -26,6 +26,7 @@ class Preparation:
         self._turn = turn
         self._runtime = runtime
         self._prepared: tuple[str | None, Context] | None = None
+        self.expected: Expected | None = None  # at the model's door
 
     @property
     def must_wait(self) -> bool:
@@ -33,7 +34,7 @@ class Preparation:
         model = self._turn.model
         if self._turn.command.generate is False:
             return False
-        return model.ready_engine is None or model.admission is None or model.admission.is_full(self.demand())
+        return model.ready_engine is None or model.admission.is_full(self.demand())
 
     def demand(self) -> Demand:
         """Return what the turn asks of admission. What the model has not tokenised yet is estimated.
@@ -77,10 +78,14 @@ class Preparation:
             return self._prepared[1]
         return await self._fit(engine, history)
 
+    def leave(self) -> None:
+        """Give up the place that was kept for the turn; harmless where it is used or there is none."""
+        if self.expected is not None:
+            self.expected.drop()
+
     def _check_queue(self) -> None:
-        admission = self._turn.model.admission
-        if admission is not None and self._turn.command.generate is not False:
-            admission.check_room(self.demand())
+        if self._turn.command.generate is not False:
+            self.expected = self._turn.model.admission.expect(self.demand())
 
     async def _check_context(self) -> None:
         """Refuse a prompt that cannot fit; needs a loaded model."""

@@ -89,7 +89,7 @@ class Summary:
         messages = turn.command.messages
         system = [turn.command.instructions or turn.model.system_prompt or ""]
         system += [message.content for message in messages if message.role == "system"]
-        texts = [message.content for message in messages if message.role != "system"]
+        texts = [message.content for message in messages if message.role != "system" and message.content.strip()]
         self._document = Document(texts, "\n\n".join(filter(None, system)))
         self._progress = Progress(0)
         self._told = len(stream.text)  # characters of the answer

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol
 
 from protocol.events import Waiting
-from server.access.admission import Ticket
+from server.access.admission import Expected, Ticket
 from server.access.fair_queue import Demand
 from server.chat.patience import Patience
 from server.chat.runtime import Runtime, conversation_topic, wait_at_most
@@ -60,17 +60,18 @@ class Sayer(Protocol):
 
 @asynccontextmanager
 async def admitted(
-    model: Model, demand: Demand, patience: Sayer, conversation: str | None
+    model: Model, demand: Demand, patience: Sayer, conversation: str | None, expected: Expected | None = None
 ) -> AsyncIterator[tuple[Lease, Ticket]]:
     """Hold a place in a loaded engine: of several, in the one that knows the conversation.
 
-    Raises QueueFullError, ModelsError where the model cannot be loaded.
+    expected: the place at the door that was kept for it. Raises ModelsError where the model cannot be loaded.
     """
     async with AsyncExitStack() as stack:
         with model.wanted() as want:
             await _loaded(model, want, patience)
-            assert model.admission is not None  # set before a model becomes ready for the first time
-            ticket = model.admission.enter(demand)
+            if expected is not None:
+                expected.drop()
+            ticket = model.admission.enter(demand, is_expected=True)
             stack.callback(ticket.release)
             while not ticket.is_admitted:
                 wait_ms = ticket.estimated_wait_ms

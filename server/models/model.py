@@ -97,7 +97,8 @@ class Model:
     needs: Needs = field(default_factory=lambda: Needs(minimum=1))
     sampling: Mapping[str, float] = field(default_factory=dict)
     replicas: list[Replica] = field(default_factory=list)
-    admission: Admission | None = None
+    admission: Admission = field(init=False)
+    has_run: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     poke: Callable[[], None] = lambda: None
     eased: Callable[[], None] = lambda: None
@@ -111,6 +112,9 @@ class Model:
     fault: str | None = None
     is_removed: bool = False
     _affinity: router.Affinity = field(default_factory=router.Affinity)
+
+    def __post_init__(self) -> None:
+        self.admission = Admission(0, self.max_queue, self.admission_config, self.metrics)
 
     # What it is like now
 
@@ -232,11 +236,8 @@ class Model:
     def resize(self) -> None:
         """Let in as many as the loaded replicas have places for; without any, keep the places as they were."""
         capacity = sum(replica.capacity for replica in self.replicas if replica.phase is Phase.READY)
-        if not capacity:
-            return
-        if self.admission is None:
-            self.admission = Admission(capacity, self.max_queue, self.admission_config, self.metrics)
-        else:
+        if capacity:
+            self.has_run = True
             self.admission.resize(capacity)
 
     def tell(self) -> None:

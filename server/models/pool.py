@@ -487,7 +487,7 @@ class Pool:
         model.is_to_restore = False
         self._settle(model, restore=True)
         # One that has never run gains nothing by waiting: say what is wrong.
-        is_hopeless = model.admission is None or (model.failures >= MAX_RESTARTS and not model.is_elsewhere)
+        is_hopeless = not model.has_run or (model.failures >= MAX_RESTARTS and not model.is_elsewhere)
         if is_hopeless and model.ready_engine is None:
             self._give_up(model, text)
             model.fail_wants(ModelFailedError(text, delay))

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from server.access.admission import Admission
+from server.access.admission import Admission, Expected
 from server.access.fair_queue import Demand, ServiceClass
 from server.config import AdmissionConfig
 
@@ -75,7 +75,7 @@ class Fifo:
         self._waiting: deque[FifoTicket] = deque()
         self.running = 0
 
-    def enter(self, demand: Demand) -> FifoTicket:
+    def enter(self, demand: Demand, *, is_expected: bool = False) -> FifoTicket:
         ticket = FifoTicket(self, demand)
         self._waiting.append(ticket)
         self.let_in()
@@ -100,8 +100,8 @@ class Fifo:
     def is_full(self, demand: Demand) -> bool:
         return self.running >= self._capacity
 
-    def check_room(self, demand: Demand) -> None:
-        """There is always room."""
+    def expect(self, demand: Demand) -> Expected:
+        return Expected({}, demand)
 
     def resize(self, limit: int) -> None:
         """Stay as it is."""

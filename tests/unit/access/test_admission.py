@@ -80,6 +80,38 @@ async def test_the_bound():
     assert waiting[0].is_admitted
 
 
+async def test_the_bound_when_many_come_at_once():
+    """Turns that are being begun count as if they had entered; those that have may wait in any case."""
+    admission = Admission(limit=1, max_queue=2)
+    expected = [admission.expect(Demand(f"user {n}")) for n in range(3)]
+    with pytest.raises(QueueFullError, match="2 turns wait"):
+        admission.expect(Demand("late"))
+    expected[0].drop()
+    expected[0].drop()
+    expected.append(admission.expect(Demand("late")))
+    for place in expected:
+        place.drop()
+        admission.enter(place.demand, is_expected=True)
+    assert (admission.running, admission.waiting) == (1, 2)
+    with pytest.raises(QueueFullError):
+        admission.expect(Demand("later"))
+    admission.enter(Demand("taken over"), is_expected=True)
+    assert admission.waiting == 3
+
+
+async def test_the_bound_before_there_is_an_engine():
+    """So many may wait for a model to load; then they are let in."""
+    admission = Admission(limit=0, max_queue=3)
+    expected = [admission.expect(Demand(f"user {n}")) for n in range(3)]
+    with pytest.raises(QueueFullError):
+        admission.expect(Demand("late"))
+    admission.resize(2)
+    for place in expected:
+        place.drop()
+        admission.enter(place.demand, is_expected=True)
+    assert (admission.limit, admission.running, admission.waiting) == (2, 2, 1)
+
+
 async def test_the_bound_in_tokens():
     """Long prompts fill the queue sooner."""
     admission = Admission(1, 100, AdmissionConfig(max_queue_tokens=1000))

@@ -13,9 +13,11 @@ import pytest
 from protocol.commands import ConversationCreate
 from protocol.errors import ProtocolError
 from protocol.events import Written
+from server.access.admission import Admission
 from server.chat.generation import Generation
 from server.engine.base import Chunk
 from server.store.base import StoreError
+from tests.support.memory import MemoryClient
 from tests.unit.chat.conftest import settle
 
 
@@ -181,3 +183,22 @@ async def test_a_refused_turn_is_freed_at_once(a):
     await settle()
     # Not isinstance: torch, where a test before has imported it, has objects that warn when they are asked.
     assert not [made for made in gc.get_objects() if type(made) is Generation]
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+async def test_of_many_turns_at_once_no_more_begin_than_may_wait(a, is_loaded):
+    """The others are refused at once, with a hint, and not begun to fail; who leaves makes room."""
+    a.model.admission = Admission(1 if is_loaded else 0, 3 if is_loaded else 4)
+    if not is_loaded:
+        a.model.replicas.clear()
+    clients = [MemoryClient(f"user {number}") for number in range(12)]
+    begun = await asyncio.gather(*(a.create(client) for client in clients), return_exceptions=True)
+    errors = [error for error in begun if isinstance(error, ProtocolError)]
+    assert (len(errors), {error.code for error in errors}) == (8, {"server_is_overloaded"})
+    assert all(error.retry_after_ms for error in errors)
+    generations = [generation for generation in begun if isinstance(generation, Generation)]
+    assert not any(generation.is_ended for generation in generations)
+    generations[-1].cancel()
+    await generations[-1].ended.wait()
+    await settle()
+    await a.create(clients[-1])

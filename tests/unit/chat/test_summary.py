@@ -127,6 +127,19 @@ async def test_many_documents(a: Gateway, engine: Summarizer):
     assert orders == [PART.format(number=n + 1, total=4) + PARAGRAPHS[n] for n in range(4)]
 
 
+async def test_small_documents_are_read_together(a: Gateway, engine: Summarizer):
+    """A thousand notes are not a thousand orders; none of them is cut, and an empty one is none."""
+    notes = [f"Note {number}" for number in range(40)]
+    texts = [*notes[:20], "  ", PARAGRAPHS[0], *notes[20:]]
+    await a.create(input=[{"role": "user", "content": text} for text in texts], task="summarize")
+    await a.client.until("response.completed")
+    orders = [request.prompt.messages[-1].content.rpartition("only.\n\n")[2] for request in engine.requests]
+    read = "\n\n".join(orders[:-1]).split("\n\n")
+    assert read == [*notes[:20], PARAGRAPHS[0], *notes[20:]]
+    assert sum(PARAGRAPHS[0] in order for order in orders) == 1
+    assert len(orders) < 10
+
+
 async def test_summaries_that_do_not_fit_are_merged_in_groups(a: Gateway, engine: Summarizer):
     """Unseen, until one order can hold them; all of it counts in the usage."""
     engine.context_length = 300
