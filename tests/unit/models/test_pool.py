@@ -88,7 +88,6 @@ async def test_start(make_pool):
     factory.made[0].can_start.set()
     await pool.wait_ready()
     assert model.ready_engine is factory.made[0]
-    assert model.admission is not None
     assert model.admission.limit == 8
 
 
