@@ -8,12 +8,15 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from io import BytesIO
-from typing import Any
+from typing import Any, Final
 
 from protocol.errors import excerpt
 from protocol.images import MAX_IMAGE_PIXELS
 from protocol.items import Message
 from server.engine.base import Prompt, PromptError
+
+# Of all images that one prompt has, the conversation's older ones included: unpacked, each takes three bytes.
+MAX_PROMPT_PIXELS: Final = 2 * MAX_IMAGE_PIXELS
 
 
 async def with_images(prompt: Prompt, renderer: Any) -> Prompt:
@@ -33,19 +36,26 @@ async def with_images(prompt: Prompt, renderer: Any) -> Prompt:
 
 
 def unpacked(messages: Sequence[Message]) -> list[Any]:
-    """Return the images, as Pillow's; of an animation the first frame. Raises PromptError for a damaged one."""
-    return [_unpacked(image.data) for message in messages for image in message.images]
+    """Return the images, as Pillow's; of an animation the first frame.
+
+    Raises PromptError for a damaged one, and before any is unpacked for too many pixels: some kilobytes hold millions.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of sizes, which are looked at here
+        try:
+            opened = [_opened(image.data) for message in messages for image in message.images]
+            sizes = [picture.width * picture.height for picture in opened]
+            if max(sizes, default=0) <= MAX_IMAGE_PIXELS and sum(sizes) <= MAX_PROMPT_PIXELS:
+                return [picture.convert("RGB") for picture in opened]
+        except Exception as error:  # of the decoders, as above
+            raise PromptError("an image is damaged: it cannot be unpacked") from error
+    raise PromptError(
+        f"its {len(sizes)} images have {sum(sizes)} pixels, the largest {max(sizes)}; at most {MAX_PROMPT_PIXELS} "
+        f"together are taken, {MAX_IMAGE_PIXELS} in one: make them smaller"
+    )
 
 
-def _unpacked(data: bytes) -> Any:
+def _opened(data: bytes) -> Any:
     from PIL import Image  # noqa: PLC0415 - see the module's text
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of sizes, which are looked at here
-            picture = Image.open(BytesIO(data), formats=("PNG", "JPEG", "WEBP", "GIF"))
-            if picture.width * picture.height <= MAX_IMAGE_PIXELS:
-                return picture.convert("RGB")
-    except Exception as error:  # of the decoders, as above
-        raise PromptError("an image is damaged: it cannot be unpacked") from error
-    raise PromptError(f"an image has {picture.width} by {picture.height} pixels")
+    return Image.open(BytesIO(data), formats=("PNG", "JPEG", "WEBP", "GIF"))
