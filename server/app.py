@@ -504,5 +504,6 @@ def _triton_settings(model: str, remote: RemoteConfig) -> TritonSettings:
         tokenizer=remote.tokenizer,
         context_length=remote.context_length,
         max_concurrency=remote.max_concurrency,
+        silence_timeout_s=remote.silence_timeout_s,
         model_control=remote.model_control,
     )

@@ -25,6 +25,7 @@ from protocol.events import Written
 from protocol.items import Message
 from protocol.options import PLAIN, Options
 from server.engine.base import (
+    AnswerLostError,
     Chunk,
     EngineDeadError,
     EngineError,
@@ -38,6 +39,7 @@ from server.engine.base import (
     is_cancelled,
     refuse_options,
 )
+from server.engine.completion_stream import PIECES_PER_TOKEN
 from server.engine.prompt import PromptRenderer
 from server.engine.tokenizer import load_tokenizer
 
@@ -70,6 +72,7 @@ class TritonSettings:
     tokenizer: folder with the model's tokenizer.json and chat template.
     context_length: prompt and answer together, in tokens; Triton does not tell it.
     max_concurrency: answers asked for at once.
+    silence_timeout_s: an answer that brings nothing this long counts as broken off.
     model_control: load the model at the start and unload it at the end; Triton must run with
         `--model-control-mode=explicit`. False: it must be ready already.
     load_timeout_s: loading may take this long.
@@ -80,6 +83,7 @@ class TritonSettings:
     tokenizer: str
     context_length: int
     max_concurrency: int = 256
+    silence_timeout_s: float = 120.0
     model_control: bool = False
     load_timeout_s: float = 1800.0
 
@@ -213,7 +217,7 @@ class TritonEngine:
         client = self._alive()
         assert self._renderer is not None
         tensors = _tensors(self._renderer.text(request.prompt), request.sampling, self._inputs)
-        answer = _Answer(client, self._settings.model, request, tensors)
+        answer = _Answer(client, self._settings, request, tensors)
         self._answers.add(answer)
         try:
             with self._translated():
@@ -245,15 +249,16 @@ class _Answer:
     """One request on a stream of its own, read all the time, so that a late consumer gets one piece."""
 
     def __init__(
-        self, client: InferenceServerClient, model: str, request: GenerationRequest, tensors: list[Any]
+        self, client: InferenceServerClient, settings: TritonSettings, request: GenerationRequest, tensors: list[Any]
     ) -> None:
+        self._silence_timeout_s = settings.silence_timeout_s
         self._max_tokens = request.sampling.max_tokens
         self._text = ""
         self._new_tokens = self._tokens = 0
         self._reason = ""
         self._changed = asyncio.Event()
         body = {
-            "model_name": model,
+            "model_name": settings.model,
             "request_id": request.id,
             "inputs": tensors,
         }
@@ -267,17 +272,27 @@ class _Answer:
         self._reader.cancel()
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
-        """Yield what has come since the last time. Raises what gRPC and Triton raise."""
+        """Yield what has come since the last time. Raises what gRPC and Triton raise, and AnswerLostError."""
         while True:
-            await self._changed.wait()
+            await self._wait()
             self._changed.clear()
             is_over = self._reader.done()
             if is_over:
                 self._reader.result()
                 yield self._taken(self._finish_reason())
                 return
+            if self._tokens > self._max_tokens * PIECES_PER_TOKEN:
+                yield self._taken(FinishReason.LENGTH)
+                return
             if self._text or self._new_tokens:
                 yield self._taken(None)
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(self._silence_timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            raise AnswerLostError(f"Triton has said nothing for {self._silence_timeout_s:g} s") from None
 
     async def _read(self) -> None:
         """Read to the end: we have asked all we ask on this stream, so Triton ends it with the answer."""

@@ -1,7 +1,7 @@
 """What runs inside Triton: a model with the vLLM backend's contract that says the prompt's last line, word by word.
 
-Prompts are ChatML. `slow` in the text: a word each 50 ms. `fail`: an error in the middle. Sampling parameters are
-written down, and so is a request that was cancelled.
+Prompts are ChatML. `slow` in the text: a word each 50 ms. `fail`: an error in the middle. `hang`: nothing more.
+`forever`: far more than asked for. Sampling parameters are written down, and so is a request that was cancelled.
 """
 
 import json
@@ -45,7 +45,11 @@ class TritonPythonModel:
         words = re.findall(r"\s*\S+", said[0])
         words = words[len(re.findall(r"\s*\S+", begun)) :]
         limit = parameters["max_tokens"]
+        if "forever" in said[0]:
+            words, limit = words * 1000, 1000 * len(words)
         for number, word in enumerate(words[:limit]):
+            while "hang" in word and not sender.is_cancelled():
+                time.sleep(0.05)
             if sender.is_cancelled():
                 self._note("cancelled")
                 break

@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from protocol.events import Written
 from server.engine.base import (
+    AnswerLostError,
     EngineDeadError,
     EngineError,
     EngineStartError,
@@ -131,6 +132,25 @@ async def test_a_fault_of_the_model_is_one_request_s(engine: TritonEngine) -> No
     assert not isinstance(caught.value, EngineDeadError)
     await engine.check_health()
     assert text_of(await ask(engine, user("fine"), Sampling(9))) == "fine"
+
+
+async def test_a_silent_answer_is_lost_alone(triton: TritonServer, default_model_dir: str) -> None:
+    """After the time that is set; it is cancelled there, and the engine goes on."""
+    triton.events.write_text("")
+    async with started(triton, default_model_dir, silence_timeout_s=0.3) as engine:
+        chunks, first = await begin(engine, user("one hang two"), Sampling(9))
+        assert first.text == "one"
+        with pytest.raises(AnswerLostError, match=r"Triton has said nothing for 0.3 s"):
+            [chunk async for chunk in chunks]
+        await asyncio.to_thread(triton.until_event, "cancelled")
+        assert text_of(await ask(engine, user("fine"), Sampling(9))) == "fine"
+
+
+async def test_an_answer_that_goes_on_behind_the_limit_is_stopped(engine: TritonEngine) -> None:
+    """As one that was cut off."""
+    chunks = await ask(engine, user("go on forever"), Sampling(5))
+    assert chunks[-1].finish_reason is FinishReason.LENGTH
+    assert engine.unfinished == 0
 
 
 async def test_the_model_is_loaded_and_unloaded(triton: TritonServer, default_model_dir: str) -> None:
