@@ -89,6 +89,13 @@ ScriptFile = Annotated[
 ]
 
 
+def _limit_faults(limits: EngineLimits) -> Iterator[tuple[str, str]]:
+    """What does not fit together; limits: as a model gets them."""
+    if limits.max_num_seqs and (limits.max_num_batched_tokens or math.inf) < limits.max_num_seqs:
+        text = f"{limits.max_num_batched_tokens} is less than max_num_seqs ({limits.max_num_seqs}); raise it"
+        yield "max_num_batched_tokens", text
+
+
 def _is_private(host: str) -> bool:
     """Whether an address is of a network of one's own; a name with a dot is not known to be."""
     try:
@@ -118,13 +125,6 @@ class EngineLimits(Section):
     dtype: str | None = None
     max_loras: Annotated[int, Field(ge=1)] | None = None  # LoRA adapters that one step of the engine may use
     max_lora_rank: Literal[8, 16, 32, 64, 128, 256, 320, 512] | None = None  # of any adapter
-
-
-def _limit_faults(limits: EngineLimits) -> Iterator[tuple[str, str]]:
-    """What does not fit together; limits: as a model gets them."""
-    if limits.max_num_seqs and (limits.max_num_batched_tokens or math.inf) < limits.max_num_seqs:
-        text = f"{limits.max_num_batched_tokens} is less than max_num_seqs ({limits.max_num_seqs}); raise it"
-        yield "max_num_batched_tokens", text
 
 
 class SamplingConfig(Section):

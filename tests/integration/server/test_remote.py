@@ -16,12 +16,13 @@ from tests.support.server import ServerProcess
 async def test_an_answer_that_breaks_off_goes_on(tmp_path: Path) -> None:
     """The other server loses its connection in the middle: the rest is asked for, and the client sees one answer.
 
-    When it is busy for longer than is waited here, the client is told that much.
+    The model's own prompt and sampling are in each request, unless the client says otherwise. When the other server is
+    busy for longer than is waited here, the client is told that much.
     """
     asked = []
 
     async def chat(request: web.Request) -> web.StreamResponse:
-        asked.append((await request.json())["messages"])
+        asked.append(await request.json())
         if len(asked) == 3:
             return web.json_response({"error": {"message": "full"}}, status=429, headers={"Retry-After": "30"})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -43,13 +44,14 @@ async def test_an_answer_that_breaks_off_goes_on(tmp_path: Path) -> None:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    config = f'[models.m]\nbackend = "openai"\nsource = "m"\nremote = {{ url = "{url}" }}'
+    own = 'system_prompt = "Be brief."\nsampling = { temperature = 0.5, top_p = 0.9 }'
+    config = f'[models.m]\nbackend = "openai"\nsource = "m"\nremote = {{ url = "{url}" }}\n{own}'
     server = ServerProcess(tmp_path, config=config)
     try:
         await asyncio.to_thread(server.start)
         async with client(server) as user:
             answer = await user.ask("count")
-            refused = await user.ask("count on")
+            refused = await user.ask("count on", temperature=0.25)
         assert answer.check().text == "one two three"
         assert answer.type == "response.completed"
     finally:
@@ -58,7 +60,10 @@ async def test_an_answer_that_breaks_off_goes_on(tmp_path: Path) -> None:
     error = refused.response["error"]
     assert error["code"] == "server_is_overloaded"
     assert error["message"].endswith("answered 429: full (try again in 30 s)")
-    assert asked[1] == [{"role": "user", "content": "count"}, {"role": "assistant", "content": "one two"}]
+    told = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "count"}]
+    assert asked[0]["messages"] == told
+    assert asked[1]["messages"] == [*told, {"role": "assistant", "content": "one two"}]
+    assert [(body["temperature"], body["top_p"]) for body in asked] == [(0.5, 0.9), (0.5, 0.9), (0.25, 0.9)]
     assert server.faults() == []
 
 

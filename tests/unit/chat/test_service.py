@@ -16,6 +16,7 @@ from protocol.events import Written
 from server.access.admission import Admission
 from server.chat.generation import Generation
 from server.engine.base import Chunk
+from server.models.state import Phase
 from server.store.base import StoreError
 from tests.support.memory import MemoryClient
 from tests.unit.chat.conftest import settle
@@ -53,6 +54,33 @@ async def test_a_store_that_refuses_to_write(a, store, monkeypatch, method):
     await a.create()
     a.engine.end()
     await a.client.until("response.completed")
+
+
+async def test_a_cold_start_is_told(a):
+    """Why the turn waits, and how far the load is, until it is answered."""
+    (replica,) = a.model.replicas
+    replica.set(Phase.LOADING, "loading weights", 0.25)
+    await a.create()
+    for number, progress in enumerate((0.25, 0.5, 0.75), start=1):
+        replica.set(Phase.LOADING, "loading weights", progress)
+        waiting = (await a.client.until("response.queued", number))["tokenwire"]
+        assert waiting == {"reason": "model_loading", "progress": progress, "detail": "loading weights"}
+    replica.set(Phase.READY, "ready")
+    a.engine.end()
+    await a.client.until("response.completed")
+
+
+async def test_a_turn_whose_model_was_removed_while_it_waited(a, conversation):
+    """It stood behind another one in its conversation: it fails with a reason, and does not wait for ever."""
+    await a.create(conversation=conversation)
+    late = await a.create(conversation=conversation)
+    a.model.is_removed = True
+    a.model.replicas[0].drain("unloading")
+    a.engine.end()
+    await a.client.until("response.completed")
+    end = await a.client.until("response.failed")
+    assert late.is_ended
+    assert end["response"]["error"] == {"code": "model_not_found", "message": "the model 'm' was removed"}
 
 
 async def test_a_stopping_gateway_writes_the_end_that_it_told_first(a, store):

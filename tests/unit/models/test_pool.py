@@ -314,6 +314,23 @@ async def test_names(make_pool):
         pool.get("m2")
 
 
+async def test_a_conversation_keeps_its_replica(make_pool):
+    """Where its prefix is cached, until that one is much busier than the other, or dead."""
+    factory = Factory()
+    pool, model = make_pool(factory, needs=Needs(minimum=2, maximum=2))
+    await until(lambda: len([replica for replica in model.replicas if replica.phase is Phase.READY]) == 2)
+    leases = [model.lease("c") for _ in range(6)]
+    home, other = leases[0].engine, leases[5].engine
+    assert [lease.engine for lease in leases] == [home] * 5 + [other]
+    assert home is not other
+    for lease in leases:
+        lease.release()
+    assert model.lease("c").engine is other  # where it was answered last
+    model.report_dead(other)
+    assert model.lease("c").engine is home
+    assert pool.loads == 2
+
+
 # One device that holds one of two models
 
 
