@@ -170,9 +170,9 @@ class Admission:
     def check_room(self, demand: Demand = _NOBODY) -> None:
         """Raise QueueFullError where a ticket could not even wait."""
         free = max(0, self._concurrency.limit - len(self._admitted))
-        will_wait = [other.demand for other in self._expected][free:]
-        if not will_wait and len(self._expected) < free and not self.is_full(demand):
+        if len(self._expected) < free and not self.is_full(demand):
             return
+        will_wait = [other.demand for other in self._expected][free:]
         if self._queue.has_room(demand, will_wait, max_length=self._max_queue, max_tokens=self._max_tokens):
             return
         own = self._queue.waiting_of(demand.user) + sum(other.user == demand.user for other in will_wait)

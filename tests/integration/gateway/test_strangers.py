@@ -306,3 +306,15 @@ async def test_a_message_of_endless_pieces(gateway):
     assert closed.value.rcvd is not None
     assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1009, "too many fragments")
     await assert_serves(gateway)
+
+
+async def test_a_client_that_answers_no_pings(gateway_with, silent):
+    """Is gone: a phone without a network says no good-bye."""
+    handshake = (
+        b"GET /chat HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    )
+    async with gateway_with(limits={"ping_interval_s": 0.02, "ping_timeout_s": 0.05}) as gateway:
+        reply = await gateway.raw(handshake)
+        assert reply.startswith(b"HTTP/1.1 101")
+        assert b"\x03\xf3keepalive ping timeout" in reply  # 1011
