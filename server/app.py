@@ -171,7 +171,7 @@ class App:
         logger.info("listening", extra={"url": url})
         # 5. The engines.
         stack.push_async_callback(self._close_pool, pool)
-        pool.on_loaded = self._loaded
+        pool.on_loaded, pool.on_unloaded = self._loaded, self._unloaded
         pool.start(config.models)
         self._keep(runtime, access.sign_in.run(), "sign-in")
         self._keep(runtime, access.limits.run(), "limits")
@@ -387,6 +387,15 @@ class App:
             self._is_frozen = True
             gc.collect()
             gc.freeze()
+
+    def _unloaded(self) -> None:
+        """Give an engine's memory back.
+
+        vLLM leaves 500 objects in cycles, with 25 MB behind them; Python's collector, which counts objects, would come
+        by too late. What was frozen is not looked through: it takes milliseconds.
+        """
+        if self._is_frozen:
+            gc.collect()
 
     async def _close_pool(self, pool: Pool) -> None:
         pool.close()

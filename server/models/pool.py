@@ -68,6 +68,7 @@ class Pool:
         self.evictions = 0
         self.loads = 0
         self.on_loaded: Callable[[], None] = lambda: None  # called after each load
+        self.on_unloaded: Callable[[], None] = lambda: None  # called when an engine is gone, however it went
         self.make_model: ModelFactory = _no_factory  # for models that are added while it runs
         self._policy = policy
         self._scaling = scaling_policy
@@ -461,6 +462,7 @@ class Pool:
             logger.info("model %s: unloaded", model.name, extra={"model": model.name, "state": "unloaded"})
         else:
             self._failed(model, fault, -1.0 if started_at is None else loop.time() - started_at)
+        self.on_unloaded()
         self._after(model)
 
     def _ready(self, model: Model, replica: Replica) -> None:
