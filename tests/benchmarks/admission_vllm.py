@@ -28,6 +28,7 @@ from tests.unit.chat.conftest import Gateway
 CHATS, DOCUMENTS, FLOOD = 8, 20, 50
 CHAT_TOKENS, DOCUMENT_WORDS, DOCUMENT_TOKENS = 40, 900, 40
 FLOOD_TOKENS, FLOOD_PLACES = 24, 4
+TURN_S = 600  # fifty turns in a line, on a machine of any speed
 
 Doors = dict[str, Callable[[int], "Admission | Fifo"]]
 DOORS: Doors = {"ours": lambda places: Admission(places, 1024), "FIFO": Fifo}
@@ -50,7 +51,7 @@ class Reader(MemoryClient):
         self._asked, self._last = time.perf_counter(), None
         self.frames.clear()
         self._generation = await gateway.create(self, **fields)
-        await self.until("response.incomplete")
+        await self.until("response.incomplete", timeout_s=TURN_S)
 
     def cancel(self) -> None:
         """Stop the turn; harmless when it has ended."""

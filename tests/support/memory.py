@@ -384,9 +384,9 @@ class MemoryClient:
     def text(self) -> str:
         return "".join(cast("str", frame["delta"]) for frame in self.frames if frame["type"].endswith("text.delta"))
 
-    async def until(self, type: str, count: int = 1) -> dict[str, Any]:
+    async def until(self, type: str, count: int = 1, timeout_s: float = 10) -> dict[str, Any]:
         """Return the `count`-th frame of a type once it is here."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(timeout_s):
             while len(found := [frame for frame in self.frames if frame["type"] == type]) < count:
                 self._arrived.clear()
                 await self._arrived.wait()
