@@ -31,6 +31,7 @@ from server.engine.base import (
 from server.models.errors import ModelsError
 from server.models.model import Model
 from server.models.replica import Lease
+from server.models.state import Phase
 
 LOAD_TIMEOUT_S: Final = 120.0  # for one adapter, once its base is there: some megabytes from a disk, behind a long step
 
@@ -127,8 +128,10 @@ class AdapterEngine:
             lease.release()
 
     async def check_health(self) -> None:
-        """Say whether the base model is there; its own replicas are watched already."""
-        self._ready_engine()
+        """Say whether the base model is there, if only for what still runs; its own replicas are watched already."""
+        is_there = any(replica.phase in (Phase.READY, Phase.DRAINING) for replica in self._base.replicas)
+        if self._is_closed or not self._is_started or not is_there:
+            raise self._dead()
 
     def close(self) -> None:
         """Take no more requests; the base model goes on."""

@@ -159,6 +159,9 @@ async def test_a_base_goes_when_its_adapters_answers_have_ended(world: World) ->
         await anext(chunks)
         unloading = asyncio.create_task(world.pool.unload("base"))
         await until(lambda: world.adapters["a"].state is ModelState.DRAINING)
+        await asyncio.sleep(10 * replicas.HEALTH_INTERVAL_S)  # a look at its health finds nothing wrong
+        assert world.adapters["a"].state is ModelState.DRAINING
+        assert world.host.adapters == ["a"]
         world.host.say(" there")
         assert (await anext(chunks)).text == " there"
         assert not unloading.done()
