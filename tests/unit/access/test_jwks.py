@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import jwt
 import pytest
 
 from protocol.errors import ProtocolError
@@ -133,6 +135,9 @@ def saying(data: bytes) -> Answer:
     return answer
 
 
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
 async def test_fetching():
     """Over real HTTP."""
     async with provider(saying(b'HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{"keys":[]}')) as url:
@@ -141,7 +146,22 @@ async def test_fetching():
         await fetch_json(url)
 
 
-OK = b"HTTP/1.1 200 OK\r\n"
+async def test_keys_over_http(clock):
+    """Fetched as a server does; when the provider talks nonsense later, they are good all the same."""
+    document = json.dumps({"keys": [OLD.jwk()]}).encode()
+    said = [OK + b"\r\n" + document, b"SSH-2.0-x\r\n\r\n"]
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        await saying(said.pop(0))(writer)
+
+    async with provider(answer) as url:
+        keys = Jwks(url, 300)
+        found = await keys.find("old")
+        assert found is not None
+        assert jwt.decode(OLD.sign(), found.key, list(found.algorithms))["sub"] == "ann"
+        clock["s"] = 1000
+        assert await keys.find("old") is not None
+    assert said == []
 
 
 @pytest.mark.parametrize(
