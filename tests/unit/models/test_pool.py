@@ -463,6 +463,22 @@ async def test_who_leaves_before_the_load_begins_causes_none(share):
     assert shared.loads() == 1
 
 
+async def test_who_leaves_while_another_model_loads_causes_no_load(share):
+    """Its place in the device's turn is given up."""
+    shared = share("ab", devices=(Device("d", 2.0),))
+    shared.factories["a"]._planned.append(slow())
+    first = asyncio.create_task(shared.turn("a"))
+    await until(lambda: shared.made("a"))
+    waiting = asyncio.create_task(shared.turn("b"))
+    await until(lambda: shared["b"].replicas)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    shared.factories["a"].made[0].can_start.set()
+    await first
+    await until(lambda: not shared["b"].replicas)
+    assert shared.made("b") == 0
+
+
 async def test_a_swap_that_fails(share):
     """Who asked for it is told why; the model that had to go for it comes back unasked."""
     shared = share("ab")
