@@ -8,7 +8,8 @@
 import { compose, parse } from "./attachments.js";
 import { TokenwireError, outputText, randomId } from "./client.js";
 import { addVersion, leaveVersion, optionsOf, requestOf, versionsOf, withOptions, withVersions } from "./metadata.js";
-import { canSend, messageFromItem, newMessage, newThread, thoughtsOf, titleFrom } from "./state.js";
+import { canSend, messageFromItem, newMessage, newThread, thoughtsOf } from "./state.js";
+import { titleFromMessage } from "./titles.js";
 import { t } from "./words.js";
 
 /** @typedef {import("./client.js").TokenwireClient} TokenwireClient */
@@ -22,7 +23,9 @@ import { t } from "./words.js";
 /** @typedef {import("./conversations.js").Conversations} Conversations */
 /** @typedef {import("./metadata.js").Options} Options */
 /** @typedef {import("./metadata.js").Version} Version */
+/** @typedef {import("./state.js").Conversation} Conversation */
 /** @typedef {import("./subscription.js").Subscription} Subscription */
+/** A version that this page made in the place of another one. @typedef {{ left: Version, made: string, tries: number }} Made */
 /**
  * A message of this page's, for as long as its thread is held. `over`: taken back before the server had it. `placed`: the
  * conversation's order is known up to here; what others say goes before turns that are not placed yet. `typed`, `files`:
@@ -32,6 +35,8 @@ import { t } from "./words.js";
  *   typed: string | null, files: Attachment[], previous: string | null, left: Version | null }} Turn
  */
 
+/** How often the note of a version is made again; forgotten where there is no room for all of them. */
+const ADD_TRIES = 3;
 /** Milliseconds between looks at models that are being loaded. */
 const MODELS_AGAIN_MS = 2_000;
 
@@ -43,6 +48,7 @@ export class Chat {
   /** @type {ReturnType<typeof setTimeout> | undefined} */ #modelsTimer;
   /** The stream of each answer being made. @type {WeakMap<Message, ResponseStream>} */ #streams = new WeakMap();
   /** This page's own turns, oldest first. @type {WeakMap<Thread, Turn[]>} */ #turns = new WeakMap();
+  /** @type {WeakMap<Thread, Made[]>} */ #made = new WeakMap();
   /** Threads that are kept up to date. @type {Map<Thread, Subscription>} */ #watched = new Map();
   /** The thread whose conversation the server is asked to make. @type {Thread | null} */ #newborn = null;
 
@@ -87,7 +93,8 @@ export class Chat {
   open(id) {
     if (id === null && this.#newborn) return this.#state.show(this.#newborn);
     const thread = id === null ? newThread(null) : this.#state.thread(id);
-    if (!thread.active) thread.draft = this.#drafts.text(id);
+    if (id === null) thread.metadata = this.#drafts.metadata;
+    if (!thread.active) ({ text: thread.draft, files: thread.files } = this.#drafts.shown(id));
     this.#state.show(thread);
     if (id !== null) this.#watch(thread, id);
     this.#unwatchIdle();
@@ -126,7 +133,8 @@ export class Chat {
       case "conversation.item.added":
         return this.#itemAdded(thread, event.item);
       case "conversation.updated":
-        return this.#state.putConversation(event.conversation);
+        this.#state.putConversation(event.conversation);
+        return this.#addLost(thread, event.conversation);
       case "conversation.deleted":
         return this.#deleted(thread, event.conversation.id);
       default:
@@ -192,10 +200,16 @@ export class Chat {
   /** @param {Thread} thread @param {any} item */
   #itemAdded(thread, item) {
     const turn = this.#turnsOf(thread).find(({ user }) => user.responseId !== null && user.responseId === item.response_id);
-    if (turn) return void (turn.placed = true);
+    if (turn) return this.#placed(turn);
     const message = messageFromItem(item);
     if (message) this.#state.addMessage(thread, message, this.#firstUnplaced(thread));
     if (thread.id) this.#state.touchConversation(thread.id);
+  }
+
+  /** A turn of ours has its place; another tab may have said something else there, a moment before. @param {Turn} turn */
+  #placed(turn) {
+    turn.placed = true;
+    if (turn.previous && turn.user.responseId) this.#cut(turn.thread, turn.user.responseId, turn.previous);
   }
 
   /** Where a turn goes that the server took before ours. @param {Thread} thread */
@@ -215,17 +229,29 @@ export class Chat {
 
   /** A conversation was deleted here. @param {string} id */
   gone(id) {
+    this.#drafts.clear(id);
     this.#deleted(this.#state.thread(id), id);
   }
 
-  /** By another tab or device, or by this one. @param {Thread} thread @param {string} id */
+  /** By another tab or device, or by this one. What was typed in it can begin a new one. @param {Thread} thread @param {string} id */
   #deleted(thread, id) {
-    this.#drafts.clear(id);
     this.#turns.delete(thread);
-    this.#state.setMessages(thread, []);
     this.#state.setThreadStatus(thread, "missing");
+    this.#moveTyped(thread, id);
+    this.#state.setMessages(thread, []); // what was being edited comes into the text field, too
     this.#state.removeConversation(id);
     this.#forget(thread);
+  }
+
+  /** What was typed in a conversation that is gone begins a new one. @param {Thread} thread @param {string} id */
+  #moveTyped(thread, id) {
+    const { text, files } = this.#drafts.shown(id);
+    if (text === "" && files.length === 0) return;
+    this.#drafts.move(id, null);
+    const shown = this.#state.current.id === null ? this.#state.current : thread; // whatever is typed next is typed below it
+    const moved = this.#drafts.typed(null);
+    this.#state.setFiles(shown, moved.files);
+    this.#state.setDraft(shown, moved.text);
   }
 
   /** @param {Thread} thread */
@@ -241,8 +267,14 @@ export class Chat {
   type(text) {
     const thread = this.#state.current;
     thread.draft = text;
-    this.#drafts.set(thread.id, text);
+    this.#drafts.set(draftOf(thread), text);
     if (thread.problem) this.#state.setProblem(thread, null);
+  }
+
+  /** Keeps what is attached. @param {Thread} thread @param {Attachment[]} files all of them */
+  attach(thread, files) {
+    this.#state.setFiles(thread, files);
+    this.#drafts.setFiles(draftOf(thread), files);
   }
 
   /** Puts a text below what is in the text field. @param {string} text */
@@ -259,7 +291,7 @@ export class Chat {
     if ((!typed.trim() && files.length === 0) || !canSend(thread)) return;
     const text = compose(files, typed.trim() ? typed : t("summarise"));
     this.#state.setDraft(thread, "");
-    this.#state.setFiles(thread, []);
+    this.attach(thread, []);
     this.#begin(thread, { text, typed, files, id: this.#drafts.sending(thread.id, text) });
   }
 
@@ -301,7 +333,7 @@ export class Chat {
 
   /** @param {Turn} turn @returns {Promise<string>} */
   async #create({ thread, text, id }) {
-    const title = titleFrom(parse(text).text);
+    const title = titleFromMessage(text);
     // Its key follows from the turn's, so that a repeat after a reload does not leave an empty conversation behind.
     this.#newborn = thread;
     const metadata = { ...thread.metadata, title };
@@ -331,7 +363,7 @@ export class Chat {
   /** @param {Options} options of the conversation on screen */
   setOptions(options) {
     const { current } = this.#state;
-    if (current.id === null) this.#state.setMetadata(current, withOptions(current.metadata, options));
+    if (current.id === null) this.#state.setMetadata(current, (this.#drafts.metadata = withOptions(current.metadata, options)));
     else this.#conversations.update(current.id, (metadata) => withOptions(metadata, options));
   }
 
@@ -371,7 +403,8 @@ export class Chat {
     const gone = thread.messages.slice(start);
     this.#turns.set(thread, this.#turnsOf(thread).filter((other) => !gone.includes(other.user)));
     for (const message of gone) this.#state.removeMessage(thread, message);
-    this.#begin(thread, { text, typed, files: [], id: randomId(), previous, left });
+    const id = typed === null || thread.id === null ? randomId() : this.#drafts.rewriting(thread.id, text);
+    this.#begin(thread, { text, typed, files: [], id, previous, left });
   }
 
   /** Which version of its turn a message is; null where it is the only one. @param {Message} message */
@@ -415,8 +448,24 @@ export class Chat {
     const { id } = turn.thread;
     if (id === null) return;
     this.#state.touchConversation(id);
-    const { left } = turn;
-    if (left && responseId) this.#conversations.update(id, (metadata) => withVersions(metadata, addVersion(versionsOf(metadata), left, responseId)));
+    if (!turn.left || !responseId) return;
+    const version = { left: turn.left, made: responseId, tries: 0 };
+    this.#made.set(turn.thread, [...(this.#made.get(turn.thread) ?? []), version]);
+    this.#addVersion(id, version);
+  }
+
+  /** @param {string} id @param {Made} version */
+  #addVersion(id, { left, made }) {
+    this.#conversations.update(id, (metadata) => withVersions(metadata, addVersion(versionsOf(metadata), left, made)));
+  }
+
+  /** Two tabs that make versions at one moment may overwrite each other's note of it: then it is made again, a few times. @param {Thread} thread @param {Conversation} conversation */
+  #addLost(thread, { id, metadata }) {
+    const known = versionsOf(metadata ?? {}).flat().map(({ turn }) => turn);
+    for (const version of this.#made.get(thread) ?? []) {
+      if (known.includes(version.made) || ++version.tries > ADD_TRIES) continue;
+      this.#addVersion(id, version);
+    }
   }
 
   /** Before the server has the turn, its text goes back to the text field; after that, the answer tells what happened. @param {Turn} turn @param {import("./state.js").Problem} problem */
@@ -436,7 +485,7 @@ export class Chat {
   /** @param {Turn} turn @param {string} typed */
   #giveBack({ thread, text, id, files }, typed) {
     const draft = thread.draft.trim() ? `${typed}\n${thread.draft}` : typed;
-    this.#state.setFiles(thread, [...files, ...thread.files]);
+    this.attach(thread, [...files, ...thread.files]);
     this.#state.setDraft(thread, draft);
     this.#drafts.restore(thread.id, draft, { id, sent: draft === typed ? text : draft });
   }
@@ -480,6 +529,7 @@ export class Chat {
 
   /** @param {Thread} thread @param {Message} answer @param {WireEvent} event */
   #ended(thread, answer, { type, response }) {
+    if (thread.id) this.#conversations.ended(thread.id, response.id, answer.isOwn);
     if (answer.timing) answer.timing.tokens = response.usage?.output_tokens ?? null;
     // The same as what was streamed, unless the event log had expired and this is all that there is.
     const text = outputText(response) || answer.text;
@@ -503,6 +553,11 @@ export class Chat {
 function isForSummary(text) {
   const said = parse(text);
   return said.files.length > 0 && said.text === t("summarise");
+}
+
+/** Where what is typed in a thread is kept: if it is gone, with the next new one. @param {Thread} thread @returns {string | null} */
+function draftOf({ id, status }) {
+  return status === "missing" ? null : id;
 }
 
 /** The newest turn that a list of messages has. @param {Message[]} messages @returns {string | null} */

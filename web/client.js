@@ -205,12 +205,12 @@ export class ResponseStream {
     return { type: "response.retrieve", response_id: this.responseId, ...after, ...lane };
   }
 
-  /** @param {WireEvent} event one of this response's; true when it was the last one */
+  /** @param {WireEvent} event one of this response's */
   receive(event) {
     const status = TERMINAL_STATUS[event.type];
     const sequence = event.sequence_number ?? this.lastSequence;
     // Replayed by a resumed or repeated request. A terminal event counts in any case: after an expired log it is all there is.
-    if (!status && event.sequence_number !== undefined && sequence <= this.lastSequence) return false;
+    if (!status && event.sequence_number !== undefined && sequence <= this.lastSequence) return;
     this.lastSequence = Math.max(this.lastSequence, sequence);
     if (event.response?.id && !this.responseId) {
       this.responseId = event.response.id;
@@ -220,9 +220,11 @@ export class ResponseStream {
     else this.waiting = null;
     if (event.type === "response.output_text.delta") this.text += event.delta;
     if (status) this.text = outputText(event.response) || this.text;
-    this.#listener(event, this);
-    if (status) this.#resolve({ status, text: this.text, response: event.response });
-    return status !== undefined;
+    try {
+      this.#listener(event, this);
+    } finally {
+      if (status) this.#resolve({ status, text: this.text, response: event.response });
+    }
   }
 
   /** @param {TokenwireError} error */
@@ -298,6 +300,13 @@ export class TokenwireClient {
     socket.onerror = () => {};
     socket.onclose = (/** @type {{ code: number, reason: string }} */ event) => this.#closed(event.code, event.reason);
     this.#doubtIn(CONNECT_TIMEOUT_MS, () => this.#lose());
+  }
+
+  /** Goes on under another key: the one so far was refused, or its time is up. @param {string} token */
+  signIn(token) {
+    this.#options.token = token;
+    this.#abandonSocket()?.close();
+    this.connect();
   }
 
   /** Closes for good; whatever is unanswered fails with code `closed`. Stored responses go on at the server. */
@@ -518,12 +527,16 @@ export class TokenwireClient {
   /** @param {ResponseStream} stream @param {WireEvent} event */
   #streamEvent(stream, event) {
     const isNew = stream.responseId === null;
-    const isOver = stream.receive(event);
-    if (isNew && stream.responseId) {
-      this.#own.add(stream.responseId);
-      this.#named(stream);
+    try {
+      stream.receive(event);
+    } finally {
+      // Also when a listener has thrown, which is for its owner to see: the books are ours.
+      if (isNew && stream.responseId) {
+        this.#own.add(stream.responseId);
+        this.#named(stream);
+      }
+      if (event.type in TERMINAL_STATUS) this.drop(stream);
     }
-    if (isOver) this.drop(stream);
   }
 
   /** Asked for again where waiting helps: a subscription is a standing wish. @param {Subscription} subscription @param {WireEvent} event */

@@ -12,7 +12,7 @@ import { t } from "./words.js";
  * @property {() => void} send
  * @property {() => void} stop
  * @property {(text: string) => void} type
- * @property {(files: Attachment[]) => void} attach all files that are attached from now on
+ * @property {(thread: import("./state.js").Thread, files: Attachment[]) => void} attach all files that are attached from now on
  * @property {() => void} editLast
  * @property {(message: string) => void} problem
  */
@@ -52,7 +52,8 @@ export class Composer {
       this.renderButtons();
     });
     this.#input.addEventListener("keydown", (event) => this.#key(event));
-    this.#stop.addEventListener("click", () => this.stop());
+    // Not by the second click of a double click on "Send", which was in this place.
+    this.#stop.addEventListener("click", ({ detail }) => detail < 2 && this.stop());
     byId(document, "attach", HTMLButtonElement).addEventListener("click", () => this.#file.click());
     this.#file.addEventListener("change", () => {
       this.#read([...(this.#file.files ?? [])]);
@@ -60,13 +61,14 @@ export class Composer {
     });
     this.#input.addEventListener("paste", (event) => {
       const files = [...(event.clipboardData?.files ?? [])];
-      if (files.length === 0) return;
+      // Cells of a table come as text and as a picture of it: the text is meant.
+      if (files.length === 0 || event.clipboardData?.types.includes("text/plain")) return;
       event.preventDefault();
       this.#read(files);
     });
-    const main = byId(document, "main", HTMLElement);
-    main.addEventListener("dragover", (event) => event.dataTransfer?.types.includes("Files") && event.preventDefault());
-    main.addEventListener("drop", (event) => {
+    // Anywhere: beside the text field the browser would leave the page and show the file.
+    document.addEventListener("dragover", (event) => event.dataTransfer?.types.includes("Files") && event.preventDefault());
+    document.addEventListener("drop", (event) => {
       const files = [...(event.dataTransfer?.files ?? [])];
       if (files.length === 0) return;
       event.preventDefault();
@@ -81,7 +83,7 @@ export class Composer {
 
   stop() {
     this.#actions.stop();
-    this.#input.focus();
+    this.focus();
   }
 
   /** @param {KeyboardEvent} event */
@@ -127,7 +129,7 @@ export class Composer {
     for (const file of files) {
       this.#reading.push(file.name);
       this.#renderFiles(thread.files);
-      const problem = await this.#readOne(file);
+      const problem = await this.#readOne(file, thread);
       this.#reading.splice(this.#reading.indexOf(file.name), 1);
       if (problem) this.#actions.problem(problem);
     }
@@ -135,17 +137,16 @@ export class Composer {
     this.focus();
   }
 
-  /** @param {File} file @returns {Promise<string | null>} what is wrong with it */
-  async #readOne(file) {
-    const { files } = this.#state.current;
-    const size = files.reduce((sum, { text }) => sum + new Blob([text]).size, file.size);
+  /** @param {File} file @param {import("./state.js").Thread} thread @returns {Promise<string | null>} what is wrong with it */
+  async #readOne(file, thread) {
+    const size = thread.files.reduce((sum, { text }) => sum + new Blob([text]).size, file.size);
     if (size > ATTACHMENTS_MAX_BYTES) {
       return t("fileTooBig", { name: file.name, size: Math.ceil(size / 1000), limit: ATTACHMENTS_MAX_BYTES / 1000 });
     }
     const text = await readText(file);
     if (text === null) return t("fileIsNoText", { name: file.name });
     const name = file.name.replace(/\s+/g, " "); // a line end in it would end the line that names it
-    this.#actions.attach([...this.#state.current.files, { name, text }]);
+    this.#actions.attach(thread, [...thread.files, { name, text }]);
     return null;
   }
 
@@ -154,7 +155,8 @@ export class Composer {
     const attached = files.map((file) => {
       const remove = element("button", { type: "button", class: "tool", "aria-label": t("removeFile", { name: file.name }) }, icon("close"));
       remove.addEventListener("click", () => {
-        this.#actions.attach(this.#state.current.files.filter((other) => other !== file));
+        const { current } = this.#state;
+        this.#actions.attach(current, current.files.filter((other) => other !== file));
         this.#input.focus();
       });
       return element("li", {}, icon("file"), element("span", {}, file.name), remove);

@@ -1,6 +1,8 @@
 // @ts-check
 /** Conversations as files: out as JSON and Markdown, in from JSON. Pure. */
 
+import { titleFromMessage } from "./titles.js";
+
 /** @typedef {import("./state.js").Conversation} Conversation */
 
 const FORMAT = "tokenwire.conversation";
@@ -49,8 +51,9 @@ export function fromJson(text) {
   const items = messages.map((message) => ({ role: message.role, content: textOf(message) }));
   // What the wire would refuse is left out: a conversation is worth more than what is noted with it.
   const metadata = Object.entries(read.metadata ?? {}).filter(([key, value]) => key.length <= 64 && typeof value === "string" && value.length <= 512);
-  const kept = Object.entries(portable(Object.fromEntries(/** @type {[string, string][]} */ (metadata)))).slice(0, METADATA_MAX_KEYS);
-  return { metadata: Object.fromEntries(kept), items };
+  const title = titleFromMessage(items.find(({ role }) => role === "user")?.content ?? "");
+  const kept = { ...(title && { title }), ...portable(Object.fromEntries(/** @type {[string, string][]} */ (metadata))) };
+  return { metadata: Object.fromEntries(Object.entries(kept).slice(0, METADATA_MAX_KEYS)), items };
 }
 
 /** A file name that every system takes. @param {string} title @param {string} suffix */

@@ -8,6 +8,7 @@ import { t } from "./words.js";
 
 /** @typedef {import("./client.js").TokenwireClient} TokenwireClient */
 /** @typedef {import("./state.js").ChatState} ChatState */
+/** @typedef {import("./state.js").Conversation} Conversation */
 /** @typedef {import("./metadata.js").Metadata} Metadata */
 /** What tabs of one browser tell each other: that the list has changed, or that a conversation is (not) about to be deleted. @typedef {{ hidden?: string, shown?: string }} News */
 /**
@@ -34,6 +35,7 @@ export class Conversations {
   #state;
   #surroundings;
   /** Deletions that can still be taken back. @type {Map<string, Deletion>} */ #deleting = new Map();
+  /** The last change of each conversation's metadata. @type {Map<string, Promise<void>>} */ #updates = new Map();
   /** @type {ReturnType<typeof setTimeout> | undefined} */ #searchTimer;
   /** Counts searches: only the newest one goes on. */
   #searches = 0;
@@ -108,22 +110,45 @@ export class Conversations {
   }
 
   /**
-   * Changes what is kept with a conversation; shown at once, and taken back where the server refuses it.
+   * Changes what is kept with a conversation; shown at once, and taken back where the server refuses it. One change after
+   * the other, as each begins with what the last one left.
    * @param {string} id
    * @param {(metadata: Metadata) => Metadata} change
    */
-  async update(id, change) {
+  update(id, change) {
     const known = this.#state.conversation(id);
     if (!known) return;
-    const metadata = change(known.metadata ?? {});
-    this.#state.putConversation({ ...known, metadata });
+    this.#state.putConversation({ ...known, metadata: change(known.metadata ?? {}) });
+    const done = (this.#updates.get(id) ?? Promise.resolve()).then(() => this.#update(known, change));
+    this.#updates.set(id, done);
+    return done;
+  }
+
+  /** @param {Conversation} known @param {(metadata: Metadata) => Metadata} change */
+  async #update(known, change) {
     try {
-      await this.#client.command({ type: "conversation.update", conversation: id, metadata });
+      // All of it is replaced, and another device may have changed something of it since this one read it.
+      const { conversation } = await this.#client.command({ type: "conversation.retrieve", conversation: known.id });
+      const metadata = change(conversation.metadata ?? {});
+      await this.#client.command({ type: "conversation.update", conversation: known.id, metadata });
+      this.#put(known.id, metadata);
       this.#surroundings.tell({});
     } catch (error) {
-      this.#state.putConversation(known);
+      this.#put(known.id, known.metadata);
       this.#problem(error);
     }
+  }
+
+  /** @param {string} id of a conversation that may be gone by now @param {Metadata} [metadata] */
+  #put(id, metadata) {
+    const known = this.#state.conversation(id);
+    if (known) this.#state.putConversation({ ...known, metadata });
+  }
+
+  /** An answer is over, and so is what the list knew of it. @param {string} id @param {string} responseId @param {boolean} isOwn whether this tab asked for it: then other tabs hear of it, too */
+  ended(id, responseId, isOwn) {
+    this.#state.endRunning(id, responseId);
+    if (isOwn) this.#surroundings.tell({});
   }
 
   // ── deletion ──
@@ -208,8 +233,18 @@ export class Conversations {
 
   // ── files ──
 
-  /** All items of a conversation's current branch. @param {string} id @returns {Promise<any[]>} */
+  /** All items of a conversation's current branch. @param {string} id @returns {Promise<any[] | null>} null where they cannot be read */
   async items(id) {
+    try {
+      return await this.#items(id);
+    } catch (error) {
+      this.#problem(error);
+      return null;
+    }
+  }
+
+  /** @param {string} id @returns {Promise<any[]>} */
+  async #items(id) {
     const items = [];
     for (let more = true; more; ) {
       const after = items.length ? { after: items.at(-1).id } : {};

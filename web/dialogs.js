@@ -19,6 +19,7 @@ const LIMITS = { temperature: { min: "0", max: "2", step: "0.1" }, top_p: { min:
  * @returns {Promise<FormData | null>}
  */
 function ask(title, content, { submit, cancel = t("cancel"), mustAnswer = false }) {
+  if (!mustAnswer && document.querySelector("dialog[open]")) return Promise.resolve(null); // a second click, while this file was loading
   const heading = element("h2", { id: "dialog-title" }, title);
   const leave = cancel === null ? [] : [element("button", { type: "button", class: "quiet" }, cancel)];
   const buttons = element("div", { class: "buttons" }, ...leave, element("button", { class: "solid" }, submit));
@@ -37,13 +38,24 @@ function ask(title, content, { submit, cancel = t("cancel"), mustAnswer = false 
     });
     leave[0]?.addEventListener("click", () => dialog.close());
     dialog.addEventListener("cancel", (event) => mustAnswer && event.preventDefault());
-    dialog.addEventListener("click", (event) => event.target === dialog && !mustAnswer && dialog.close());
+    // A click beside it, and one that began there: who selects text may let go anywhere; nor the second one of a double
+    // click on what opened it. What was changed is not thrown away.
+    const given = contents(form);
+    let beside = false;
+    dialog.addEventListener("pointerdown", (event) => (beside = event.target === dialog));
+    const isLeft = (/** @type {MouseEvent} */ { detail, target }) => target === dialog && beside && detail < 2 && contents(form) === given;
+    dialog.addEventListener("click", (event) => !mustAnswer && isLeft(event) && dialog.close());
     dialog.addEventListener("close", () => {
       dialog.remove();
       if (focused instanceof HTMLElement) focused.focus();
       resolve(chosen);
     });
   });
+}
+
+/** What stands in a form now. @param {HTMLFormElement} form */
+function contents(form) {
+  return JSON.stringify([...new FormData(form)]);
 }
 
 /** @param {string} label @param {HTMLElement} control @param {string} [hint] */
@@ -60,7 +72,7 @@ function select(name, choices, chosen) {
 
 /** @param {string} title @returns {Promise<string | null>} */
 export async function askTitle(title) {
-  const field = element("input", { name: "title", maxlength: "200", required: "", autocomplete: "off" });
+  const field = element("input", { name: "title", dir: "auto", maxlength: "200", required: "", autocomplete: "off" });
   field.value = title;
   const asked = ask(t("rename"), [labelled(t("title"), field)], { submit: t("save") });
   field.select();
@@ -69,7 +81,7 @@ export async function askTitle(title) {
 
 /** @param {Options} options @returns {Promise<Options | null>} */
 export async function askOptions(options) {
-  const instructions = element("textarea", { name: "instructions", rows: "5", maxlength: String(INSTRUCTIONS_MAX_CHARS), placeholder: t("instructionsHint") });
+  const instructions = element("textarea", { name: "instructions", dir: "auto", rows: "5", maxlength: String(INSTRUCTIONS_MAX_CHARS), placeholder: t("instructionsHint") });
   instructions.value = options.instructions;
   const number = (/** @type {keyof typeof LIMITS} */ name, /** @type {string} */ label, /** @type {string} */ hint) => {
     const field = element("input", { type: "number", name, placeholder: t("asTheModel"), inputmode: "decimal", ...LIMITS[name] });
@@ -77,7 +89,7 @@ export async function askOptions(options) {
     return labelled(label, field, hint);
   };
   const numbers = element("div", { class: "numbers" }, number("temperature", t("temperature"), t("temperatureHint")), number("top_p", "Top p", t("topPHint")), number("max_output_tokens", t("maxTokens"), t("maxTokensHint")));
-  const data = await ask(t("options"), [labelled(t("instructions"), instructions), numbers], { submit: t("save") });
+  const data = await ask(t("options"), [labelled(t("instructions"), instructions, t("instructionsLimit", { limit: INSTRUCTIONS_MAX_CHARS })), numbers], { submit: t("save") });
   if (!data) return null;
   const value = (/** @type {string} */ name) => (data.get(name) ? Number(data.get(name)) : null);
   return { ...options, instructions: String(data.get("instructions")).trim(), temperature: value("temperature"), top_p: value("top_p"), max_output_tokens: value("max_output_tokens") };

@@ -2,7 +2,7 @@
 /** Files that come in and go out of the browser; loaded when the first one is wanted. */
 import { fileName, fromJson, toJson, toMarkdown } from "./conversation-file.js";
 import { element } from "./dom.js";
-import { titleOf } from "./state.js";
+import { titleOf } from "./titles.js";
 import { t } from "./words.js";
 
 /** @param {import("./state.js").Conversation} conversation @param {any[]} items @param {"md" | "json"} suffix */

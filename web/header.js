@@ -1,10 +1,9 @@
 // @ts-check
 /** What stands above the messages: the title, the model, how it answers, and what can be done with the conversation. */
-import { parse } from "./attachments.js";
 import { byId, element } from "./dom.js";
 import { toggleMenu, updateMenu } from "./menu.js";
 import { optionsOf } from "./metadata.js";
-import { titleFrom, titleOf } from "./state.js";
+import { titleFromMessage, titleOf } from "./titles.js";
 import { t } from "./words.js";
 
 /** @typedef {import("./state.js").ChatState} ChatState */
@@ -55,7 +54,7 @@ export class Header {
   render() {
     const { id, messages } = this.#state.current;
     const known = id === null ? undefined : this.#state.conversation(id);
-    const first = messages[0] ? titleFrom(parse(messages[0].text).text) : t("newConversation");
+    const first = messages[0] ? titleFromMessage(messages[0].text) : t("newConversation");
     const title = known ? titleOf(known) : first;
     this.#title.textContent = title;
     this.#more.hidden = id === null;

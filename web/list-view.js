@@ -2,7 +2,7 @@
 /** The list of conversations. */
 import { byId, element, icon } from "./dom.js";
 import { toggleMenu } from "./menu.js";
-import { titleOf } from "./state.js";
+import { titleOf } from "./titles.js";
 import { t } from "./words.js";
 
 /** @typedef {import("./state.js").ChatState} ChatState */
@@ -78,7 +78,7 @@ export class ListView {
 
   /** @param {string} id */
   #makeRow(id) {
-    const link = element("a", { href: `#${encodeURIComponent(id)}` });
+    const link = element("a", { dir: "auto", href: `#${encodeURIComponent(id)}` });
     link.addEventListener("click", (event) => {
       if (event.metaKey || event.ctrlKey || event.shiftKey) return; // a new tab or window, as everywhere
       event.preventDefault();

@@ -21,10 +21,10 @@ function socketUrl() {
   return url;
 }
 
-/** The conversation that the address names. @returns {string | null} */
+/** The conversation that the address names; anybody may have written it. @returns {string | null} */
 function conversationInAddress() {
-  const hash = decodeURIComponent(location.hash.slice(1));
-  return hash.startsWith("conv_") ? hash : null;
+  const [id] = /^conv_[\w.-]+$/.exec(location.hash.slice(1)) ?? [null];
+  return id;
 }
 
 /** Another entry for a conversation that was gone to; the same entry when a new one gets its name. @param {string | null} id @param {"push" | "replace"} how */
@@ -46,7 +46,8 @@ if (language !== "en") {
 
 /** Other tabs of this browser. */
 const tabs = "BroadcastChannel" in window ? new BroadcastChannel("tokenwire") : null;
-const client = new TokenwireClient({ url: socketUrl(), token: preferences.key ?? undefined });
+const { key } = preferences;
+const client = new TokenwireClient({ url: socketUrl(), token: key ?? undefined });
 const state = new ChatState();
 const conversations = new Conversations(client, state, {
   storage: forTab,
@@ -54,7 +55,8 @@ const conversations = new Conversations(client, state, {
   tell: (news) => tabs?.postMessage(news),
 });
 // Per tab, so that two tabs do not write into each other's text field.
-const chat = new Chat(client, state, new Drafts(forTab, randomId), conversations);
+const drafts = new Drafts(forTab, randomId);
+const chat = new Chat(client, state, drafts, conversations);
 const signIn = new SignIn(client, preferences, () => import("./dialogs.js"));
 
 /** @param {string} id @returns {import("./menu.js").MenuItem[]} */
@@ -78,13 +80,15 @@ async function rename(id) {
 function remove(id) {
   if (state.current.id === id) open(null);
   conversations.remove(id);
+  view.focus(); // the notice with its "Undo" comes next
 }
 
 /** @param {string} id @param {"md" | "json"} suffix */
 async function save(id, suffix) {
   const { save } = await import("./files.js");
   const known = state.conversation(id);
-  if (known) save(known, await conversations.items(id), suffix);
+  const items = known && (await conversations.items(id));
+  if (items) save(known, items, suffix);
 }
 
 async function importFile() {
@@ -131,7 +135,7 @@ const view = new View(document, state, {
   send: () => chat.send(),
   stop: () => chat.stop(),
   type: (text) => chat.type(text),
-  attach: (files) => state.setFiles(state.current, files),
+  attach: (thread, files) => chat.attach(thread, files),
   problem: (message) => state.setProblem(state.current, { code: "page", message }),
   open,
   loadMore: () => (state.listStatus === "failed" ? conversations.refresh() : conversations.loadMore()),
@@ -149,6 +153,8 @@ const view = new View(document, state, {
     canRewrite: (message) => chat.canRewrite(message),
     regenerate: (message) => chat.regenerate(message),
     rewrite: (message, text) => chat.rewrite(message, text),
+    edited: ({ responseId }) => responseId && drafts.edit(responseId),
+    editing: ({ responseId }, typed) => responseId && drafts.setEdit(responseId, typed),
     keepTyped: (text) => chat.typeMore(text),
     versions: (message) => chat.versions(message),
     showVersion: (message, step) => chat.showVersion(message, step),
@@ -174,7 +180,10 @@ function lookedAt() {
 for (const change of ["online", "offline"]) window.addEventListener(change, () => client.wake());
 document.addEventListener("resume", () => client.wake()); // a tab that the browser had put to sleep
 window.addEventListener("pagehide", () => conversations.finishDeletions());
-window.addEventListener("pageshow", (event) => event.persisted && client.wake());
+window.addEventListener("pageshow", ({ persisted }) => {
+  if (persisted && preferences.key !== key) location.reload(); // signed out meanwhile: what was on screen is nobody's any more
+  else if (persisted) client.wake();
+});
 document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && lookedAt());
 tabs?.addEventListener("message", ({ data }) => (data.isSignedOut ? signIn.heardSignOut() : conversations.heard(data)));
 
@@ -191,7 +200,12 @@ async function loadMarkdown() {
 }
 
 function tryMarkdown() {
-  loadMarkdown().catch(() => (document.documentElement.dataset.markdown = "missing"));
+  loadMarkdown().catch(() => (document.documentElement.dataset.markdown = "missing")).finally(loadDialogs);
+}
+
+/** Before somebody wants them: the line may be gone by then. */
+function loadDialogs() {
+  for (const module of [import("./dialogs.js"), import("./files.js")]) module.catch(() => {}); // asked for again when they are wanted
 }
 
 requestAnimationFrame(() => setTimeout(tryMarkdown));

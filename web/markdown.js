@@ -7,6 +7,7 @@
  * The text is a stranger's. Markup in it is shown as text; what Markdown makes of the rest goes through DOMPurify, which
  * gives nodes; images of other hosts become links, so that reading an answer tells nobody anything.
  */
+import { PlainBody } from "./body.js";
 import { copyText } from "./clipboard.js";
 import { element } from "./dom.js";
 import { t } from "./words.js";
@@ -124,6 +125,7 @@ export class MarkdownBody {
   /** The unfinished block. @type {Node[]} */ #open = [];
   /** The unfinished block's code, which only grows. @type {Text | null} */ #openCode = null;
   #notBefore = 0;
+  /** In the place of Markdown, where that failed. @type {PlainBody | null} */ #plain = null;
 
   /** @param {HTMLElement} root @param {Markdown} markdown */
   constructor(root, markdown) {
@@ -135,12 +137,40 @@ export class MarkdownBody {
   append(text) {
     this.#rest += text;
     this.#all += text;
+    this.#plain?.append(text);
   }
 
   /** Shows what has come, unless it is too early for that. @param {number} now milliseconds @returns {boolean} whether it did */
   flush(now) {
     if (now < this.#notBefore) return false;
+    if (this.#plain) return this.#plain.flush();
     const began = performance.now();
+    this.#try(() => this.#grow());
+    this.#notBefore = now + (performance.now() - began) / RENDER_SHARE;
+    return true;
+  }
+
+  /** Nothing more comes. */
+  finish() {
+    if (!this.#plain) this.#try(() => this.#end());
+    this.#plain?.finish();
+  }
+
+  /** What Markdown cannot read, brackets in brackets a thousand times over, is shown as it was written. @param {() => void} deed */
+  #try(deed) {
+    try {
+      deed();
+    } catch (error) {
+      console.warn(error);
+      this.#drop();
+      this.#root.replaceChildren();
+      this.#plain = new PlainBody(this.#root);
+      this.#plain.append(this.#all);
+      this.#plain.flush();
+    }
+  }
+
+  #grow() {
     const tokens = this.#markdown.lex(this.#rest, this.#links);
     const open = openFrom(tokens);
     const finished = tokens.slice(0, open);
@@ -150,12 +180,9 @@ export class MarkdownBody {
     }
     this.#rest = this.#rest.slice(finished.reduce((length, { raw }) => length + raw.length, 0));
     this.#show(tokens.slice(open));
-    this.#notBefore = now + (performance.now() - began) / RENDER_SHARE;
-    return true;
   }
 
-  /** Nothing more comes. */
-  finish() {
+  #end() {
     // A reference may stand before its definition: then all of it is read again, once.
     if (Object.keys(this.#links).length > 0) {
       this.#root.replaceChildren();

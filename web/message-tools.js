@@ -12,6 +12,8 @@ import { t } from "./words.js";
  * @property {(message: Message) => boolean} canRewrite whether its turn can be said or answered anew
  * @property {(message: Message) => void} regenerate
  * @property {(message: Message, text: string) => void} rewrite
+ * @property {(message: Message) => string | null} edited what was typed in its place; null: it is not being edited
+ * @property {(message: Message, typed: string | null) => void} editing
  * @property {(text: string) => void} keepTyped what was typed into a message that is gone
  * @property {(message: Message) => { index: number, count: number } | null} versions null: there is only this one
  * @property {(message: Message, step: -1 | 1) => void} showVersion
@@ -34,7 +36,7 @@ export class MessageTools {
   #place = element("span");
   #earlier;
   #later;
-  /** @type {{ root: HTMLFormElement, field: HTMLTextAreaElement } | null} */ #form = null;
+  /** @type {{ root: HTMLFormElement, field: HTMLTextAreaElement, send: HTMLButtonElement } | null} */ #form = null;
 
   /** @param {Message} message @param {HTMLElement} holder its text @param {MessageActions} actions */
   constructor(message, holder, actions) {
@@ -59,6 +61,7 @@ export class MessageTools {
     const canRewrite = isOver && this.#actions.canRewrite(this.#message);
     const versions = this.#actions.versions(this.#message);
     this.root.hidden = !isOver || this.#form !== null;
+    if (this.#form) this.#form.send.disabled = !canRewrite; // not while an answer is being made
     this.#copy.hidden = this.#message.text === "";
     this.#edit.hidden = role !== "user" || !canRewrite;
     this.#again.hidden = role !== "assistant" || !canRewrite;
@@ -80,11 +83,13 @@ export class MessageTools {
   /** Puts a text field in the message's place. @param {string} [typed] what stands in it; none: what the message says */
   edit(typed = parse(this.#message.text).text) {
     if (this.#form || this.#edit.hidden) return;
-    const field = element("textarea", { rows: "1", "aria-label": t("editMessage") });
+    const field = element("textarea", { rows: "1", dir: "auto", "aria-label": t("editMessage") });
     field.value = typed;
     const cancel = element("button", { type: "button", class: "quiet" }, t("cancel"));
-    const form = element("form", { class: "edit" }, field, element("div", {}, cancel, element("button", { class: "solid" }, t("send"))));
+    const send = element("button", { class: "solid" }, t("send"));
+    const form = element("form", { class: "edit" }, field, element("div", {}, cancel, send));
     cancel.addEventListener("click", () => this.#close());
+    field.addEventListener("input", () => this.#actions.editing(this.#message, field.value));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.#submit(field.value);
@@ -98,7 +103,8 @@ export class MessageTools {
       event.preventDefault();
       this.#submit(field.value);
     });
-    this.#form = { root: form, field };
+    this.#form = { root: form, field, send };
+    this.#actions.editing(this.#message, typed);
     this.#holder.hidden = this.root.hidden = true;
     this.#holder.after(form);
     field.focus();
@@ -106,12 +112,13 @@ export class MessageTools {
 
   /** @param {string} text */
   #submit(text) {
-    if (!text.trim()) return;
+    if (!text.trim() || !this.#actions.canRewrite(this.#message)) return;
     this.#close();
     this.#actions.rewrite(this.#message, text);
   }
 
   #close() {
+    this.#actions.editing(this.#message, null);
     this.#form?.root.remove();
     this.#form = null;
     this.#holder.hidden = false;

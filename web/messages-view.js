@@ -61,24 +61,50 @@ export class MessagesView {
   /** @param {HTMLElement} root @returns {Body} */
   #makeBody = (root) => new PlainBody(root);
 
-  /** All of them, another conversation's perhaps. A message that is being edited still is, if it is still there. @param {Message[]} messages */
-  replace(messages) {
-    const edits = new Map([...this.#shown].flatMap(([{ role, responseId }, { tools }]) => (tools.typed === null ? [] : [[`${role} ${responseId}`, tools.typed]])));
+  /** All of them. A message that was being edited still is, if it is still there. @param {Message[]} messages @param {boolean} isOther whether they are another conversation's */
+  replace(messages, isOther) {
+    const focused = document.activeElement;
+    const place = [...this.#list.children].findIndex((message) => message.contains(focused));
+    const edited = isOther ? [] : [...this.#shown].filter(([, { tools }]) => tools.typed !== null);
     this.#shown.clear();
     this.#growing.clear();
     this.#list.replaceChildren();
-    for (const message of messages) this.add(message);
-    for (const [{ role, responseId }, { tools }] of this.#shown) {
-      const typed = edits.get(`${role} ${responseId}`);
-      if (typed === undefined) continue;
+    for (const message of messages) this.#insert(message, null);
+    for (const [message, { tools }] of this.#shown) {
+      const typed = message.role === "user" ? this.#actions.edited(message) : null;
+      if (typed === null) continue;
       tools.edit(typed);
-      if (tools.typed === null) this.#actions.keepTyped(typed); // not while an answer is being made
+      if (tools.typed === null) this.#giveBack(message, typed); // not while an answer is being made
     }
+    const isThere = (/** @type {Message} */ { role, responseId }) => messages.some((other) => other.role === role && other.responseId === responseId);
+    for (const [message, { tools }] of edited) if (tools.typed && !isThere(message)) this.#giveBack(message, tools.typed);
     this.follow();
+    if (focused && place >= 0) this.#focusAgain(focused, place);
+  }
+
+  /** What was typed in a message's place goes to the text field. @param {Message} message @param {string} typed */
+  #giveBack(message, typed) {
+    this.#actions.editing(message, null);
+    this.#actions.keepTyped(typed);
+  }
+
+  /** For keyboards: the button that took the place of one that had the focus, or the one beside it. @param {Element} gone @param {number} place of its message */
+  #focusAgain(gone, place) {
+    if (document.activeElement !== document.body) return;
+    const tools = /** @type {HTMLElement[]} */ ([...(this.#list.children[place]?.querySelectorAll(".tools button:enabled") ?? [])]);
+    const seen = tools.filter((button) => button.checkVisibility());
+    const same = seen.find((button) => button.getAttribute("aria-label") === gone.getAttribute("aria-label"));
+    (same ?? seen.find((button) => button.parentElement?.className === gone.parentElement?.className))?.focus();
   }
 
   /** @param {Message} message @param {Message | null} [before] null: at the end */
   add(message, before = null) {
+    this.#insert(message, before);
+    this.#keepUp();
+  }
+
+  /** Without a look at where the end is now: for thousands of messages that would take minutes. @param {Message} message @param {Message | null} before */
+  #insert(message, before) {
     const isAnswer = message.role === "assistant";
     const holder = element("div", { class: "body", dir: "auto" });
     const foot = element("p", { class: "foot" });
@@ -90,9 +116,8 @@ export class MessagesView {
     this.#shown.set(message, shown);
     this.#rewrite(message, shown);
     shown.body.flush(performance.now());
-    this.update(message);
+    this.#renew(message);
     this.#list.insertBefore(root, (before && this.#shown.get(before)?.root) ?? null);
-    this.#keepUp();
   }
 
   /** @param {Message} message */
@@ -101,7 +126,7 @@ export class MessagesView {
     const typed = shown?.tools.typed;
     shown?.root.remove();
     this.#shown.delete(message);
-    if (typed) this.#actions.keepTyped(typed); // another tab or device has changed what was being edited
+    if (typed) this.#giveBack(message, typed); // another tab or device has changed what was being edited
   }
 
   /** @param {Message} message @param {string} delta */
@@ -123,6 +148,12 @@ export class MessagesView {
 
   /** Everything but growing text. @param {Message} message */
   update(message) {
+    this.#renew(message);
+    this.#keepUp();
+  }
+
+  /** @param {Message} message */
+  #renew(message) {
     const shown = this.#shown.get(message);
     if (!shown) return;
     const isOver = !UNFINISHED.has(message.status);
@@ -139,7 +170,6 @@ export class MessagesView {
     if (typeof progress === "number") shown.bar.value = progress;
     shown.tools.update();
     this.#renderThoughts(shown);
-    this.#keepUp();
   }
 
   /** What can be done with each message: it depends on all of them. */
@@ -262,8 +292,9 @@ export class MessagesView {
   }
 
   #keepUp() {
-    if (this.#following) this.#scroll.scrollTop = this.#scroll.scrollHeight;
-    else this.#scrolled();
+    if (!this.#following) return this.#scrolled();
+    this.#scroll.scrollTop = this.#scroll.scrollHeight;
+    this.#latest.hidden = true; // no scrolling tells of it where there is nothing to scroll
   }
 }
 
@@ -272,10 +303,10 @@ function progressOf({ summary, waiting }) {
   return summary?.parts ? summary.done / summary.parts : waiting?.progress;
 }
 
-/** @param {Message} message */
-function footFor(message) {
+/** What stands below a message: how it goes, or how it ended. @param {Message} message */
+export function footFor(message) {
   const { summary } = message;
-  if (summary && UNFINISHED.has(message.status)) return t("partsDone", { done: summary.done, parts: summary.parts });
+  if (summary?.parts && UNFINISHED.has(message.status)) return t("partsDone", { done: summary.done, parts: summary.parts });
   if (message.status === "failed") return message.problem ?? t("answerFailed");
   if (message.role === "user") return message.status === "sending" ? t("sending") : "";
   if (message.status === "waiting") return message.reasoning ? "" : waitingText(message.waiting);

@@ -77,6 +77,7 @@ export function withVersions(metadata, groups) {
  */
 export function addVersion(groups, left, made) {
   const known = groups.find((group) => group.some(({ turn }) => turn === left.turn)) ?? [left];
+  if (known.some(({ turn }) => turn === made)) return groups;
   const group = [...known.map((version) => (version.turn === left.turn ? left : version)), { turn: made, leaf: made }];
   return [...groups.filter((other) => other !== known), group];
 }

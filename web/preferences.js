@@ -1,5 +1,6 @@
 // @ts-check
 /** What the reader chose for this browser: theme, language, and the key, for as long as they want it kept. */
+import { DRAFTS } from "./drafts.js";
 
 /** @typedef {import("./storage.js").KeptStorage} KeptStorage */
 /** @typedef {"system" | "light" | "dark"} Theme */
@@ -54,6 +55,11 @@ export class Preferences {
     return this.#session.getItem(`${PREFIX}key`) !== null;
   }
 
+  /** Whether the key is there after a reload, too: the browser may forbid that. */
+  get keyLasts() {
+    return [this.#lasting, this.#session].every((storage) => storage.lasts(`${PREFIX}key`));
+  }
+
   /** @param {string} key @param {boolean} stays also when the tab is closed */
   keep(key, stays) {
     this.forget();
@@ -69,7 +75,7 @@ export class Preferences {
   signOut() {
     this.forget();
     for (const storage of [this.#lasting, this.#session]) {
-      for (const name of storage.names()) if (name.startsWith(`${PREFIX}draft.`) || name === `${PREFIX}deleting`) storage.removeItem(name);
+      for (const name of storage.names()) if (name.startsWith(DRAFTS) || name === `${PREFIX}deleting`) storage.removeItem(name);
     }
   }
 }

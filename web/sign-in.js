@@ -9,6 +9,7 @@ const WANTS_KEY = new Set([4401, 4408]);
 const UNAUTHORIZED = 401;
 
 export class SignIn {
+  #client;
   #preferences;
   #dialogs;
   #isAsking = false;
@@ -21,6 +22,7 @@ export class SignIn {
    * @param {() => Promise<typeof import("./dialogs.js")>} dialogs
    */
   constructor(client, preferences, dialogs) {
+    this.#client = client;
     this.#preferences = preferences;
     this.#dialogs = dialogs;
     client.onConnection((connection) => this.#heard(connection));
@@ -53,7 +55,9 @@ export class SignIn {
     const { askKey } = await this.#dialogs();
     const { key, stays } = await askKey(isRefused);
     this.#preferences.keep(key, stays);
-    location.reload(); // what was typed stays, and answers catch up
+    if (this.#preferences.keyLasts) return location.reload(); // what was typed stays, and answers catch up
+    this.#isAsking = this.#isProven = false;
+    this.#client.signIn(key); // the browser keeps nothing: a reload would ask again
   }
 
   /** Forgets the key and all that is on screen. */

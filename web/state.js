@@ -4,7 +4,7 @@
  * listeners what changed, so that the view touches only that. No DOM, no socket.
  */
 import { Search } from "./search.js";
-import { t } from "./words.js";
+import { titleOf } from "./titles.js";
 
 /** @typedef {import("./client.js").Connection} Connection */
 /** @typedef {import("./client.js").Waiting} Waiting */
@@ -52,23 +52,6 @@ import { t } from "./words.js";
  */
 
 const UNFINISHED = new Set(["sending", "waiting", "streaming"]);
-
-export const TITLE_MAX_CHARS = 80;
-
-/**
- * A conversation's title, made from its first turn.
- * @param {string} text
- */
-export function titleFrom(text) {
-  const line = text.replace(/\s+/g, " ").trim();
-  const chars = Array.from(line); // by code point, so that no emoji is cut in half
-  return chars.length <= TITLE_MAX_CHARS ? line : chars.slice(0, TITLE_MAX_CHARS - 1).join("").trimEnd() + "…";
-}
-
-/** @param {Conversation | undefined} conversation */
-export function titleOf(conversation) {
-  return conversation?.metadata?.title || conversation?.title || t("untitled");
-}
 
 /** @param {Conversation} a @param {Conversation} b */
 function newestFirst(a, b) {
@@ -205,6 +188,12 @@ export class ChatState {
     if (known) this.putConversation({ ...known, updated_at: newest.updated_at ?? newest.created_at });
   }
 
+  /** Nothing runs there any more. @param {string} id @param {string} responseId what ran */
+  endRunning(id, responseId) {
+    const known = this.conversation(id);
+    if (known?.running_response === responseId) this.putConversation({ ...known, running_response: null });
+  }
+
   /** @param {string} id */
   removeConversation(id) {
     this.conversations = this.conversations.filter((conversation) => conversation.id !== id);
@@ -241,7 +230,7 @@ export class ChatState {
   get listed() {
     const { search } = this;
     const fitting = search.text === "" ? this.conversations : this.conversations.filter((conversation) => search.fits(conversation.id, titleOf(conversation)));
-    const others = search.found.filter(({ id }) => !this.conversation(id));
+    const others = search.found.filter(({ id }) => !this.#listed(id));
     return [...fitting, ...others].filter(({ id }) => !this.#hidden.has(id)).sort(newestFirst);
   }
 
@@ -250,8 +239,13 @@ export class ChatState {
     this.#tell({ kind: "list" });
   }
 
-  /** @param {string} id */
+  /** One that was read, by a page of the list or by a search. @param {string} id @returns {Conversation | undefined} */
   conversation(id) {
+    return this.#listed(id) ?? this.search.found.find((conversation) => conversation.id === id);
+  }
+
+  /** @param {string} id */
+  #listed(id) {
     return this.conversations.find((conversation) => conversation.id === id);
   }
 

@@ -32,6 +32,11 @@ export class KeptStorage {
     this.#real?.removeItem(name);
   }
 
+  /** Whether it is there after a reload, too. @param {string} name */
+  lasts(name) {
+    return !this.#held.has(name);
+  }
+
   /** @returns {string[]} */
   names() {
     return [...this.#held.keys(), ...Object.keys(this.#real ?? {})];

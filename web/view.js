@@ -48,10 +48,10 @@ export class View {
     this.#document = document;
     this.#state = state;
     this.#actions = { ...actions, open: (id) => this.#open(id, actions) };
-    this.#messages = new MessagesView(document, actions.message);
+    this.#messages = new MessagesView(document, this.#messageActions(actions.message));
     this.#list = new ListView(document, state, this.#actions);
     this.#header = new Header(document, state, this.#actions);
-    this.#toast = new ToastView(document, state);
+    this.#toast = new ToastView(document, state, () => this.focus());
     this.#composer = new Composer(document, state, { ...actions, send: () => this.#send(), editLast: () => this.#editLast() });
     const get = (/** @type {string} */ id) => byId(document, id, HTMLElement);
     this.#ids = {
@@ -68,6 +68,11 @@ export class View {
     this.#composer.keepTyped();
     this.#state.subscribe((change) => this.#changed(change));
     this.#renderCurrent();
+  }
+
+  /** Puts the cursor into the text field. */
+  focus() {
+    this.#composer.focus();
   }
 
   /** Shows answers as Markdown from now on. @param {import("./markdown.js").Markdown} markdown */
@@ -104,6 +109,21 @@ export class View {
     this.#actions.send();
   }
 
+  /** What is said anew takes its message, and the focus in it, away: the text field gets it. @param {import("./message-tools.js").MessageActions} actions @returns {import("./message-tools.js").MessageActions} */
+  #messageActions(actions) {
+    return {
+      ...actions,
+      regenerate: (message) => {
+        actions.regenerate(message);
+        this.#composer.focus();
+      },
+      rewrite: (message, text) => {
+        actions.rewrite(message, text);
+        this.#composer.focus();
+      },
+    };
+  }
+
   #editLast() {
     const last = this.#state.current.messages.findLast(({ role }) => role === "user");
     if (last) this.#messages.edit(last);
@@ -116,7 +136,7 @@ export class View {
     const key = event.key.toLowerCase();
     const isTyping = event.target instanceof HTMLTextAreaElement || event.target instanceof HTMLInputElement;
     const deed =
-      event.key === "Escape" ? () => this.#escape()
+      event.key === "Escape" && !event.isComposing ? () => this.#escape()
       : command && !event.shiftKey && key === "k" ? () => this.#find()
       : command && event.shiftKey && key === "o" ? () => this.#actions.open(null)
       : (command && key === "/") || (event.key === "?" && !isTyping) ? () => this.#actions.showKeys()
@@ -178,7 +198,7 @@ export class View {
         this.#messages.remove(change.message);
         return this.#renderThread();
       case "messages":
-        this.#replaceMessages();
+        this.#replaceMessages(false);
         return this.#renderThread();
       case "draft":
         return this.#composer.render();
@@ -187,16 +207,16 @@ export class View {
     }
   }
 
-  /** All messages; at the one that was searched for, else at the end. */
-  #replaceMessages() {
+  /** All messages; at the one that was searched for, else at the end. @param {boolean} isOther whether another conversation is shown */
+  #replaceMessages(isOther) {
     const { messages } = this.#state.current;
-    this.#messages.replace(messages);
+    this.#messages.replace(messages, isOther);
     if (this.#sought.length > 0 && messages.length > 0) this.#messages.seek(this.#sought);
     if (messages.length > 0) this.#sought = [];
   }
 
   #renderCurrent() {
-    this.#replaceMessages();
+    this.#replaceMessages(true);
     this.#composer.render();
     this.#renderThread();
     this.#list.render();

@@ -48,6 +48,7 @@ export const ENGLISH = {
   importFailed: "“{name}” is no exported conversation.",
   instructions: "System prompt",
   instructionsHint: "What the model is told before everything else",
+  instructionsLimit: "up to {limit} characters",
   isThinking: "Thinking…",
   keepKey: "Stay signed in on this computer",
   key: "API key",

@@ -47,6 +47,7 @@ export const CHINESE = {
   importFailed: "“{name}”不是导出的对话。",
   instructions: "系统提示词",
   instructionsHint: "在一切之前告诉模型的话",
+  instructionsLimit: "最多 {limit} 个字符",
   isThinking: "思考中……",
   keepKey: "在这台电脑上保持登录",
   key: "API 密钥",

@@ -17,6 +17,9 @@ CHROMIUM_ARGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+# Makes a page believe that its browser forbids storage.
+FORBIDDEN = """for (const kind of ["localStorage", "sessionStorage"]) Object.defineProperty(window, kind, {
+  get() { throw new DOMException("forbidden", "SecurityError"); } })"""
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 

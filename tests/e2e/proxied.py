@@ -35,6 +35,14 @@ class Network:
     def resume(self) -> None:
         self._do(self._proxy.resume)
 
+    def cut(self) -> None:
+        """Every connection is reset; new ones can be made."""
+        self._do(lambda: self._proxy.cut(reset=True))
+
+    def lead_to(self, server: ServerProcess) -> None:
+        """New connections reach another server, as behind a load balancer."""
+        self._proxy.target_port = server.port
+
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(self._proxy.close(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)

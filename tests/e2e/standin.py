@@ -275,7 +275,7 @@ class StandIn:
         if script == "!final" and self.closing:
             await connection.close(1008, "This server is closed to you.")
             return None
-        if script == "!silent":
+        if "!silent" in command["input"]:
             return None  # as a server that hangs before it accepts
         run = self.turns.get(command["id"])
         if run is None:
@@ -341,7 +341,8 @@ class StandIn:
                 self.played.add(run.id)
                 for connection in list(self.connections):
                     connection.transport.abort()
-            if script == "!fail" and len(said) > 12:
+            if script == "!fail" and len(said) > 12 and text not in self.played:
+                self.played.add(text)
                 await self._fail(run, response)
                 return
             await asyncio.sleep(self.word_seconds)

@@ -276,6 +276,27 @@ def test_offline_for_ten_seconds_in_the_middle_of_an_answer(
         chat.problems.clear()  # the browser itself reports what it could not reach
 
 
+def test_two_tabs_lose_their_connections_twice_the_second_time_near_the_end(server: ServerProcess, open_page: Open):
+    """Each has one complete copy, and what was typed meanwhile."""
+    with network(server) as line:
+        one, two = open_page(line.url), open_page(line.url)
+        one.ask("hello")
+        two.page.goto(one.page.url)
+        two.expect_status("completed")
+        said = words("word", 100)
+        one.send(said)
+        for number in (20, 90):
+            for chat in (one, two):
+                chat.wait_for_text(f"word{number} ")
+                chat.input.fill(f"typed at {number}")
+            line.cut()
+        for chat in (one, two):
+            expect_whole(chat, said, 2)
+            expect(chat.input).to_have_value("typed at 90")
+            expect(chat.banner).to_be_hidden()
+        quiet(one, two)
+
+
 def test_a_turn_elsewhere_during_a_lost_connection_is_there_afterwards(tmp_path: Path, open_page: Open):
     """Both what ran on and what began and ended meanwhile."""
     with valkey() as redis_url:
@@ -302,29 +323,39 @@ def test_a_turn_elsewhere_during_a_lost_connection_is_there_afterwards(tmp_path:
 
 
 def test_an_answer_outlives_its_killed_gateway_on_every_screen(tmp_path: Path, open_page: Open):
-    """It streams there as here; then kill -9, for the tab on the other gateway and the one whose gateway comes back."""
+    """It streams there as here, also for a tab that a load balancer moves.
+
+    Then kill -9, for the tabs on the other gateway and the one whose gateway comes back.
+    """
     with valkey() as redis_url:
         a = ServerProcess(tmp_path / "a", *RATE, "--redis-url", redis_url).start()
         b = ServerProcess(tmp_path / "b", *RATE, "--redis-url", redis_url).start()
-        with a, b:
-            on_a, on_b = open_page(a.url), open_page(b.url)
+        with a, b, network(a) as line:
+            on_a, on_b, moving = open_page(a.url), open_page(b.url), open_page(line.url)
             on_a.ask("hello")
-            address = f"{b.url}/#{on_a.page.url.split('#')[1]}"
-            on_b.page.goto(address)
-            on_b.expect_status("completed")
+            conversation = on_a.page.url.split("#")[1]
+            address = f"{b.url}/#{conversation}"
+            for chat, url in ((on_b, address), (moving, f"{line.url}#{conversation}")):
+                chat.page.goto(url)
+                chat.expect_status("completed")
             said = words("word", 300)
-            on_a.send(said)
+            moving.send(said)
             expect_growing(on_b, "word", 5, 12)  # answered on A, shown by B
+            moving.input.fill("typed on the way")
+            line.lead_to(b)
+            line.cut()
+            expect_growing(moving, "word", 30, 35)  # now shown by B, too
             port = a.port
             a.kill()
             late = open_page(address)
             late.wait_for_text("^word0 ")
             expect_growing(on_b, "word", 120, 125)  # gone on with by B
             a.start(port)
-            for chat in (on_a, on_b, late):
+            for chat in (on_a, on_b, moving, late):
                 expect_whole(chat, said, 2)
+            expect(moving.input).to_have_value("typed on the way")
             expect(on_a.banner).to_be_hidden()
-            quiet(on_a)
+            quiet(on_a, moving)
             on_a.page.reload()
             expect_whole(on_a, said, 2)
             assert b.faults() == []

@@ -127,6 +127,19 @@ def test_answers_are_inert(chat: ChatPage):
     expect(chat.listed.first).to_contain_text("<img")
 
 
+def test_what_markdown_cannot_read_is_shown_as_it_was_written(chat: ChatPage):
+    """Quotes in quotes, thousands of times; the conversation goes on, and opens again."""
+    chat.until_markdown()
+    quotes = ">" * 5000 + " deep"
+    chat.ask(quotes)
+    assert chat.ask("and **on**") == "and on"
+    chat.page.reload()
+    expect(chat.answers).to_have_count(2)
+    chat.until_markdown()
+    assert chat.answers.first.locator(".body").text_content() == quotes
+    expect(chat.answer.locator("strong")).to_have_text("on")
+
+
 def test_finished_blocks_are_left_alone_while_the_rest_grows(server: ServerProcess, open_page: Open):
     """The very same nodes: what a reader has selected stays selected, and code grows in one text node."""
     chat = open_page(server.url)

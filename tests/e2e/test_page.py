@@ -99,18 +99,6 @@ def test_reload_in_the_middle_of_an_answer_catches_up(server: ServerProcess, ope
     expect(chat.answers).to_have_count(1)
 
 
-def test_two_tabs_of_one_running_conversation(server: ServerProcess, open_page: Open):
-    chat = open_page(server.url)
-    words = " ".join(f"both{number}" for number in range(100))
-    chat.send(words)
-    chat.wait_for_text("both3")
-    second = open_page(server.url)
-    second.page.goto(chat.page.url)
-    second.expect_status("completed")
-    chat.expect_status("completed")
-    assert second.answer.text_content() == chat.answer.text_content() == words
-
-
 def test_reopen_from_the_list_and_by_the_back_button(server: ServerProcess, open_page: Open):
     chat = open_page(server.url)
     chat.ask("about apples")
@@ -122,6 +110,14 @@ def test_reopen_from_the_list_and_by_the_back_button(server: ServerProcess, open
     expect(chat.listed.filter(has_text="about apples")).to_have_attribute("aria-current", "page")
     chat.page.go_back()
     expect(chat.answer).to_have_text("about pears")
+
+
+def test_an_address_that_names_nothing(fast_server: ServerProcess, open_page: Open):
+    """Whoever wrote it: the page opens, and says what is not there."""
+    for address, shown in (("#%", "#welcome"), ("#conv_%E0%A4", "#welcome"), ("#conv_0", "#notice")):
+        chat = open_page(f"{fast_server.url}/{address}")
+        expect(chat.page.locator(shown)).to_be_visible()
+        expect(chat.page.get_by_role("button", name="Model")).to_be_visible()
 
 
 def test_the_conversation_is_there_after_a_server_restart(tmp_path: Path, open_page: Open):

@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import BrowserContext, expect
 
-from tests.e2e.browser import ChatPage
+from tests.e2e.browser import FORBIDDEN, ChatPage
 from tests.e2e.standin import StandIn
 
 Open = Callable[[str], ChatPage]
-FORBIDDEN = """for (const kind of ["localStorage", "sessionStorage"]) Object.defineProperty(window, kind, {
-  get() { throw new DOMException("forbidden", "SecurityError"); } })"""
 
 
 def kinds(stand_in: StandIn, kind: str) -> list[dict]:
@@ -136,6 +134,10 @@ def test_a_failed_answer_keeps_its_text_and_says_why(stand_in: StandIn, open_pag
     expect(chat.answer).to_have_text("!fail after these")
     expect(chat.answers.last).to_contain_text("The model stopped working.")
     assert chat.ask("next") == "next"
+    chat.page.get_by_role("button", name="Answer again").first.click()
+    chat.expect_status("completed")
+    expect(chat.answer).to_have_text("!fail after these words have come")
+    expect(chat.page.get_by_label("Version 2 of 2")).to_be_visible()
 
 
 def test_five_thousand_words_stay_smooth(stand_in: StandIn, open_page: Open):
@@ -230,6 +232,33 @@ def test_without_storage_the_page_works_and_nothing_typed_is_lost(
     chat.page.get_by_label("Appearance").select_option("dark")
     chat.page.get_by_role("button", name="Save").click()
     expect(chat.page.locator("html")).to_have_attribute("data-theme", "dark")
+
+
+def test_what_can_be_done_with_a_conversation_can_be_done_without_a_server(stand_in: StandIn, open_page: Open):
+    """It is done when the server is back."""
+    chat = open_page(stand_in.url)
+    chat.ask("hello")
+    chat.page.wait_for_load_state("networkidle")
+    port = stand_in.port
+    stand_in.stop()
+    expect(chat.banner).to_be_visible()
+    chat.choose("hello", "Rename")
+    chat.page.get_by_role("textbox", name="Title").fill("renamed")
+    chat.page.keyboard.press("Enter")
+    expect(chat.page.locator("#title")).to_have_text("renamed")
+    chat.page.get_by_role("button", name="How it answers").click()
+    chat.page.get_by_label("Temperature").fill("0.5")
+    chat.page.get_by_role("button", name="Save").click()
+    stand_in.start(port)
+    with chat.page.expect_download() as download:
+        chat.choose("renamed", "Export as JSON")
+    assert download.value.suggested_filename == "renamed.json"
+    expect(chat.banner).to_be_hidden()
+    chat.page.reload()
+    expect(chat.page.locator("#title")).to_have_text("renamed")
+    chat.ask("and on")
+    assert kinds(stand_in, "response.create")[-1]["temperature"] == 0.5
+    quiet(chat)
 
 
 def test_a_long_history_is_read_page_by_page(stand_in: StandIn, open_page: Open):

@@ -7,7 +7,7 @@ import jwt
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from tests.e2e.browser import ChatPage
+from tests.e2e.browser import FORBIDDEN, ChatPage
 from tests.support.server import ServerProcess
 
 SECRET = "a secret of more than thirty-two characters"
@@ -96,6 +96,20 @@ def test_a_key_is_asked_for_checked_and_forgotten(open_keyed: Callable[..., Chat
     # Somebody else sees their own conversations only.
     sign_in(other, token("bob"))
     expect(other.page.locator("#list-note")).to_have_text("Nothing here yet.")
+
+
+def test_signing_in_where_the_browser_keeps_nothing(keyed_server: ServerProcess, browser: Browser):
+    context = browser.new_context()
+    try:
+        context.add_init_script(FORBIDDEN)
+        chat = ChatPage(context, keyed_server.url)
+        sign_in(chat, token("dora", -1))
+        expect(chat.page.get_by_role("alert").filter(has_text="does not accept")).to_be_visible()
+        sign_in(chat, token("dora"))
+        expect(chat.page.get_by_role("dialog")).to_have_count(0)
+        assert chat.ask("hello") == "hello"
+    finally:
+        context.close()
 
 
 def test_a_key_whose_time_is_up_is_asked_for_again_and_nothing_is_lost(open_keyed: Callable[..., ChatPage]):

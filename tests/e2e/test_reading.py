@@ -16,6 +16,7 @@ Open = Callable[[str], ChatPage]
 AXE = ROOT / ".tools" / "node_modules" / "axe-core" / "axe.min.js"
 FIRST_PAINT_BYTES = 100_000
 IMAGES = ROOT / "docs" / "images"
+PAPER = {"dark": "rgb(24, 23, 21)", "light": "rgb(251, 250, 247)"}
 
 ANSWER = """Each word is written to **Redis first** and then sent to you, so an answer survives a lost connection.
 
@@ -66,6 +67,7 @@ def test_nothing_keeps_anybody_out_and_nothing_is_wider_than_the_screen(
     try:
         chat = ChatPage(context, fast_server.url)
         page = chat.page
+        expect(page.locator("body")).to_have_css("background-color", PAPER[scheme])  # as the system wants it
         assert serious_faults(page) == []
         chat.ask(
             "a" * 300 + f"\nfits\n\n```python\n{'x = 1 # ' * 40}\n```\n\n| {'wide | ' * 40}\n|{'---|' * 40}\n| a |"
@@ -143,21 +145,69 @@ def test_everything_with_the_keyboard(chat: ChatPage):
     expect(chat.input).to_have_value("what?")  # what was typed there is still there
 
 
+def test_the_focus_goes_on_from_what_it_was_used_on(chat: ChatPage):
+    page = chat.page
+    chat.ask("by keyboard")
+    page.get_by_role("button", name="Answer again").press("Enter")
+    expect(page.get_by_label("Version 2 of 2")).to_be_visible()
+    expect(chat.input).to_be_focused()
+    page.get_by_role("button", name="Earlier version").press("Enter")
+    expect(page.get_by_label("Version 1 of 2")).to_be_visible()
+    expect(page.get_by_role("button", name="Later version")).to_be_focused()
+    page.get_by_role("button", name="Edit").press("Enter")
+    page.keyboard.type(" again")
+    page.keyboard.press("Enter")
+    expect(chat.questions).to_have_text("by keyboard again")
+    expect(chat.input).to_be_focused()
+    chat.expect_status("completed")
+    page.keyboard.press("Control+Shift+O")
+    page.get_by_role("button", name="More for “by keyboard”").first.press("Enter")
+    page.keyboard.press("End")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("button", name="Undo")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="More for “by keyboard”").first).to_be_visible()
+    expect(chat.input).to_be_focused()
+
+
+def test_what_is_written_from_right_to_left_stands_on_the_right(chat: ChatPage):
+    """Not so its code."""
+    chat.input.fill("שלום עולם")
+    expect(chat.input).to_have_css("direction", "rtl")
+    chat.ask("שלום `a(b)`:\n\n```\nx = f(1)\n```")
+    for part in (chat.questions, chat.answer, chat.page.locator("#title"), chat.listed.first):
+        expect(part).to_have_css("direction", "rtl")
+    for code in chat.answer.locator("code, pre").all():
+        expect(code).to_have_css("direction", "ltr")
+
+
+def test_double_clicks(chat: ChatPage):
+    """On "Send", where "Stop" comes next; and on what opens a dialog, where the second one lands beside it."""
+    chat.input.fill("said once")
+    chat.page.get_by_role("button", name="Send").dblclick()
+    chat.expect_status("completed")
+    expect(chat.questions).to_have_text("said once")
+    chat.page.get_by_role("button", name="Settings").dblclick()
+    expect(chat.page.get_by_role("dialog")).to_be_visible()
+    chat.page.keyboard.press("Escape")
+    expect(chat.page.get_by_role("dialog")).to_have_count(0)
+
+
 def test_dark_light_and_chinese_stay_chosen(chat: ChatPage):
     page = chat.page
-    dark, light = "rgb(24, 23, 21)", "rgb(251, 250, 247)"
-    expect(page.locator("body")).to_have_css("background-color", light)
+    expect(page.locator("body")).to_have_css("background-color", PAPER["light"])
     chat.input.fill("typed before")
     page.get_by_role("button", name="Settings").click()
     page.get_by_label("Appearance").select_option("dark")
     page.get_by_role("button", name="Save").click()
-    expect(page.locator("body")).to_have_css("background-color", dark)
+    expect(page.locator("body")).to_have_css("background-color", PAPER["dark"])
     page.get_by_role("button", name="Settings").click()
     page.get_by_label("Language").select_option("中文")
     page.get_by_role("button", name="Save").click()
     expect(page.locator("#welcome")).to_contain_text("想聊些什么")
     expect(page.locator("html")).to_have_attribute("lang", "zh")
-    expect(page.locator("body")).to_have_css("background-color", dark)
+    expect(page.locator("body")).to_have_css("background-color", PAPER["dark"])
     expect(page.get_by_label("消息", exact=True)).to_have_value("typed before")
     page.get_by_label("消息", exact=True).press("Enter")
     chat.expect_status("completed")
@@ -200,7 +250,7 @@ def test_a_text_file_goes_along_and_other_files_are_refused(chat: ChatPage, tmp_
     for _ in range(2):
         expect(chat.questions).to_have_text("Summarise this.")
         expect(chat.answer).to_contain_text("the end")  # the model got all of it
-        expect(page.locator("#title")).to_have_text("Summarise this.")
+        expect(page.locator("#title")).to_have_text("notes.md")
         attached = page.locator(".attached")
         expect(attached.locator("pre")).to_be_hidden()
         attached.get_by_text("notes.md").click()
@@ -226,6 +276,7 @@ def test_the_first_paint_is_small(fast_server: ServerProcess, browser: Browser):
         chat = ChatPage(context, fast_server.url)
         chat.until_markdown()
         page = chat.page
+        page.wait_for_load_state("networkidle")
         entries = page.evaluate(
             "[...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')]"
             ".map(({ name, transferSize }) => [new URL(name).pathname, transferSize])"
@@ -233,12 +284,19 @@ def test_the_first_paint_is_small(fast_server: ServerProcess, browser: Browser):
         paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
     finally:
         context.close()
-    later = {"/markdown.js", "/libraries/marked.js", "/libraries/purify.js", "/libraries/highlight.js"}
+    later = {
+        "/dialogs.js",
+        "/files.js",
+        "/conversation-file.js",
+        "/markdown.js",
+        "/libraries/marked.js",
+        "/libraries/purify.js",
+        "/libraries/highlight.js",
+    }
     first = {name: size for name, size in entries if name not in later}
     total, rest = sum(first.values()), sum(size for name, size in entries if name in later)
     print(f"first paint: {len(first)} requests, {total:,} bytes, after {paint} ms; afterwards {rest:,} bytes")
     assert 0 < total < FIRST_PAINT_BYTES
-    assert "/dialogs.js" not in first
     assert "/words.zh.js" not in first
 
 

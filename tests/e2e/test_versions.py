@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
 from tests.e2e.browser import ChatPage
 from tests.support.server import ServerProcess
@@ -43,6 +43,7 @@ def test_an_answer_is_made_again_and_both_are_kept(chat: ChatPage):
     chat.page.get_by_role("button", name="Answer again").click()
     expect(chat.page.get_by_label("Version 2 of 2")).to_be_visible()
     expect_texts(chat, "hello")
+    expect(chat.page.locator("#conversations li[data-running]")).to_have_count(0)
     chat.ask("and then")
     chat.page.reload()
     expect_texts(chat, "hello", "and then")
@@ -55,6 +56,41 @@ def test_an_answer_is_made_again_and_both_are_kept(chat: ChatPage):
     expect_texts(chat, "hello", "and then")  # what followed that version came with it
     chat.page.get_by_role("button", name="Earlier version").click()
     expect_texts(chat, "hello", "another way")
+
+
+def test_two_tabs_answer_again_at_the_same_moment(chat: ChatPage, open_page: Open):
+    """All versions are kept, in both."""
+    chat.ask("hello")
+    other = open_page(chat.page.url)
+    expect_texts(other, "hello")
+    for tab in (chat, other):
+        tab.page.get_by_role("button", name="Answer again").click()
+    for tab in (chat, other):
+        expect(tab.page.get_by_label("Version 3 of 3")).to_be_visible()
+        expect_texts(tab, "hello")
+
+
+def test_two_devices_change_what_is_kept_with_a_conversation(
+    chat: ChatPage, fast_server: ServerProcess, browser: Browser
+):
+    """Neither takes back what the other one did."""
+    chat.ask("on two devices")
+    context = browser.new_context()
+    try:
+        other = ChatPage(context, fast_server.url)
+        expect(other.listed.first).to_have_text("on two devices")
+        chat.page.get_by_role("button", name="Answer again").click()
+        expect(chat.page.get_by_label("Version 2 of 2")).to_be_visible()
+        other.choose("on two devices", "Rename")
+        other.page.get_by_role("textbox", name="Title").fill("renamed there")
+        other.page.keyboard.press("Enter")
+        expect(chat.page.locator("#title")).to_have_text("renamed there")
+        expect(chat.page.get_by_label("Version 2 of 2")).to_be_visible()
+        chat.page.reload()
+        expect(chat.page.get_by_label("Version 2 of 2")).to_be_visible()
+        assert other.problems == []
+    finally:
+        context.close()
 
 
 def test_a_message_is_edited_where_it_stands(chat: ChatPage, fast_server: ServerProcess, open_page: Open):

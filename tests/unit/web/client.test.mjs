@@ -368,6 +368,32 @@ test("a subscription waits for the name of a turn that is on its way, and then l
   assert.deepEqual(heard, ["conversation.subscribed", "response.created"]);
 });
 
+test("a listener that throws is heard of, and does not keep its answer from ending", async () => {
+  const server = connected();
+  const stream = client.respond({ input: "x" }, () => { throw new Error("a listener's own fault"); });
+  const { lane } = stream;
+  assert.throws(() => server.say(created(lane, "resp_1")), /own fault/);
+  assert.throws(() => server.say(ended(lane, 1, "whole")), /own fault/);
+  assert.equal((await stream.done).text, "whole");
+  assert.equal(stream.lane, null);
+});
+
+test("signing in anew goes on under the other key, with what is unanswered", async () => {
+  client = new TokenwireClient({ url: "ws://host/", WebSocket: FakeSocket, timers, token: "old" });
+  client.connect();
+  const asked = client.command({ type: "model.list", id: "once" });
+  const refused = socket();
+  refused.drop(1006);
+  client.signIn("new");
+  assert.deepEqual(socket().protocols, ["responses", "openai-insecure-api-key.new"]);
+  assert.equal(FakeSocket.made.length, 2);
+  assert.deepEqual(timers.waiting.map(({ ms }) => ms), [20_000]); // the handshake's; the old key is not tried again
+  socket().open();
+  assert.deepEqual(socket().sent, [{ type: "model.list", id: "once" }]);
+  socket().say({ type: "model.listed", id: "once", data: [] });
+  await asked;
+});
+
 test("a token travels as a subprotocol, never in the address", () => {
   new TokenwireClient({ url: "ws://host/", WebSocket: FakeSocket, timers, token: "k" }).connect();
   assert.deepEqual(socket().protocols, ["responses", "openai-insecure-api-key.k"]);

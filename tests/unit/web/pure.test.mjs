@@ -5,7 +5,9 @@ import { compose, parse, readText } from "../../../web/attachments.js";
 import { fileName, fromJson, toJson, toMarkdown } from "../../../web/conversation-file.js";
 import { figuresOf } from "../../../web/figures.js";
 import { addVersion, leaveVersion, optionsOf, requestOf, versionsOf, withOptions, withVersions } from "../../../web/metadata.js";
+import { footFor } from "../../../web/messages-view.js";
 import { Preferences } from "../../../web/preferences.js";
+import { newMessage } from "../../../web/state.js";
 import { KeptStorage } from "../../../web/storage.js";
 import { ENGLISH } from "../../../web/words.js";
 import { CHINESE } from "../../../web/words.zh.js";
@@ -30,6 +32,7 @@ test("versions of turns: one is made, left, made inside another, and all come ba
   groups = leaveVersion(groups, { turn: id(5), leaf: id(9) });
   groups = addVersion(groups, { turn: id(7), leaf: id(7) }, id(8));
   assert.deepEqual(versionsOf(withVersions({ title: "T" }, groups)), groups);
+  assert.deepEqual(addVersion(groups, { turn: id(7), leaf: id(7) }, id(8)), groups); // told twice, it is there once
   assert.deepEqual(groups[0].map(({ turn, leaf }) => [turn, leaf]), [[id(1), id(3)], [id(4), id(4)], [id(5), id(9)]]);
   assert.deepEqual(withVersions({ title: "T" }, []), { title: "T" });
 });
@@ -63,7 +66,7 @@ test("a conversation goes out and comes in; lists of other programs come in, too
   const metadata = { title: "T", model: "m", root: id(1), versions: "x", "versions.2": "y" };
   const messages = [{ role: "user", content: "Hi" }, { role: "assistant", content: "Ho" }];
   assert.deepEqual(fromJson(toJson({ id: "conv_1", created_at: 1, metadata }, items)), { metadata: { title: "T", model: "m" }, items: messages });
-  assert.deepEqual(fromJson(JSON.stringify(messages)), { metadata: {}, items: messages });
+  assert.deepEqual(fromJson(JSON.stringify(messages)), { metadata: { title: "Hi" }, items: messages });
   for (const text of ["", "{", "null", "3", "[]", "{}", '[{"role":"tool"}]', '{"messages":[null]}']) assert.equal(fromJson(text), null, text);
   assert.equal(toMarkdown("T", items, { user: "You", assistant: "Answer" }), "# T\n\n## You\n\nHi\n\n## Answer\n\nHo\n");
   assert.deepEqual([fileName("a/b: c?", "md"), fileName("///", "json")], ["a-b-c.md", "conversation.json"]);
@@ -86,6 +89,13 @@ function storage() {
   return Object.create(methods);
 }
 
+test("below an answer stands how far a summary is, where it has parts", () => {
+  const answer = newMessage("assistant", "So far", "streaming");
+  assert.equal(footFor({ ...answer, summary: { done: 1, parts: 4 } }), "1 of 4 parts are summarised");
+  assert.equal(footFor({ ...answer, summary: { done: 0, parts: 0 } }), "");
+  assert.equal(footFor({ ...answer, status: "stopped", summary: { done: 1, parts: 4 } }), "Stopped");
+});
+
 test("a key is kept for the tab or for good, and signing out forgets it with all that was typed", () => {
   const [lasting, session] = [storage(), storage()];
   const preferences = new Preferences(new KeptStorage(() => lasting), new KeptStorage(() => session));
@@ -94,9 +104,19 @@ test("a key is kept for the tab or for good, and signing out forgets it with all
   assert.deepEqual([preferences.key, Object.keys(lasting)], ["k1", ["tokenwire.theme"]]);
   preferences.keep("k2", true);
   assert.deepEqual([preferences.key, Object.keys(session)], ["k2", []]);
-  session.setItem("tokenwire.draft.new", "typed");
+  for (const name of ["new", "conv_1.files", "edit.resp_1"]) session.setItem(`tokenwire.draft.${name}`, "typed");
   preferences.signOut();
   assert.deepEqual([preferences.key, Object.keys(session), preferences.theme], [null, [], "dark"]);
+});
+
+test("a key that the browser does not keep is told apart: a reload would ask for it again", () => {
+  const full = storage();
+  full.setItem = () => { throw new DOMException("full", "QuotaExceededError"); };
+  for (const [kept, lasts] of [[storage(), true], [full, false], [undefined, false]]) {
+    const preferences = new Preferences(new KeptStorage(kept && (() => kept)), new KeptStorage(kept && (() => kept)));
+    preferences.keep("k", true);
+    assert.deepEqual([preferences.key, preferences.keyLasts], ["k", lasts]);
+  }
 });
 
 test("the language is the reader's choice, else the first one of the browser's that is spoken here", () => {
