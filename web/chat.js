@@ -8,7 +8,7 @@
 import { compose, parse } from "./attachments.js";
 import { TokenwireError, outputText, randomId } from "./client.js";
 import { addVersion, leaveVersion, optionsOf, requestOf, versionsOf, withOptions, withVersions } from "./metadata.js";
-import { canSend, messageFromItem, newMessage, newThread, thoughtsOf } from "./state.js";
+import { UNFINISHED, canSend, messageFromItem, newMessage, newThread, thoughtsOf } from "./state.js";
 import { titleFromMessage } from "./titles.js";
 import { t } from "./words.js";
 
@@ -149,7 +149,7 @@ export class Chat {
     const hasTurn = thread.messages.some(({ responseId }) => responseId === id);
     if (event.type === "response.created" && hasTurn && previous) this.#cut(thread, id, previous);
     const isOver = event.type === "response.completed";
-    if (hasTurn || !(isOver || event.type === "response.created")) return this.#onEvent(thread, this.#answerTo(thread, id), event);
+    if (hasTurn) return this.#onEvent(thread, this.#answerTo(thread, id), event);
     if (isOver && previous && previous !== lastTurn(thread.messages)) this.#reload(thread);
   }
 
@@ -161,11 +161,11 @@ export class Chat {
     for (const message of thread.messages.slice(start, end)) this.#state.removeMessage(thread, message);
   }
 
-  /** Another branch is the conversation's now. @param {Thread} thread */
+  /** Another branch is the conversation's now. What is still on its way here stays. @param {Thread} thread */
   #reload(thread) {
     if (thread.id === null) return;
     this.#watched.delete(thread);
-    this.#turns.delete(thread);
+    this.#turns.set(thread, this.#turnsOf(thread).filter(({ answer }) => UNFINISHED.has(answer.status)));
     this.#watch(thread, thread.id);
   }
 
@@ -189,6 +189,11 @@ export class Chat {
       const answer = newMessage("assistant", text, text ? "streaming" : "waiting", response.id);
       answer.reasoning = thoughtsOf(output);
       messages.splice(messages.findLastIndex(({ responseId }) => responseId === response.id) + 1 || messages.length, 0, answer);
+    }
+    // Stopped before its first word: nothing of it is kept, but it can be answered again.
+    for (const { role, responseId } of [...messages]) {
+      if (role !== "user" || responseId === null || messages.some((other) => other.role === "assistant" && other.responseId === responseId)) continue;
+      messages.splice(messages.findLastIndex((other) => other.responseId === responseId) + 1, 0, newMessage("assistant", "", "stopped", responseId));
     }
     for (const { user, answer, placed } of turns) if (!placed) messages.push(user, answer);
     this.#state.putConversation(conversation);
@@ -535,11 +540,13 @@ export class Chat {
     const text = outputText(response) || answer.text;
     const thoughts = thoughtsOf(response.output);
     if (thoughts.length > answer.reasoning.length) answer.reasoning = thoughts;
-    if (type === "response.failed") return this.#failed(thread, answer, response.error?.message ?? t("answerFailed"));
     const reason = response.incomplete_details?.reason;
     const status = type === "response.completed" ? "completed" : reason === "cancelled" ? "stopped" : "shortened";
-    this.#state.update(thread, answer, { text, status, waiting: null });
+    if (type === "response.failed") this.#failed(thread, answer, response.error?.message ?? t("answerFailed"));
+    else this.#state.update(thread, answer, { text, status, waiting: null });
     this.#unwatchIdle();
+    // It made a branch, as another tab may have done meanwhile: the server knows which one it is.
+    if (response.previous_response_id && thread === this.#state.current) this.#reload(thread);
   }
 
   /** @param {Thread} thread @param {Message} answer @param {string} problem */

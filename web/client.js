@@ -394,7 +394,8 @@ export class TokenwireClient {
   /**
    * Follows a conversation live, whoever talks in it and on whichever device, until `unsubscribe`. The listener gets
    * each of these once, in order, over any number of lost connections:
-   * - `conversation.subscribed`, first and only once: `conversation`, `items` (all of them) and `responses`, the answers
+   * - `conversation.subscribed`, first, and again where the conversation has gone to another branch during a lost
+   *   connection: `conversation`, `items` (all of them) and `responses`, the answers
    *   that are being made: `{ response, text, sequence_number }`, with the text so far;
    * - `conversation.item.added`: each item after that, those of this client's own turns, too; an answer that began and
    *   ended during a lost connection comes as its item;

@@ -7,6 +7,7 @@ import { parse } from "./attachments.js";
 import { PlainBody } from "./body.js";
 import { byId, element, icon } from "./dom.js";
 import { MessageTools } from "./message-tools.js";
+import { UNFINISHED } from "./state.js";
 import { ThinkingSplitter } from "./thinking.js";
 import { t } from "./words.js";
 
@@ -26,7 +27,6 @@ import { t } from "./words.js";
 const FOLLOW_PX = 80;
 /** How long a message that was searched for is pointed at. */
 const FOUND_MS = 2_500;
-const UNFINISHED = new Set(["sending", "waiting", "streaming"]);
 
 export class MessagesView {
   #list;

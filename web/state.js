@@ -51,7 +51,8 @@ import { titleOf } from "./titles.js";
  *   | { kind: "append", thread: Thread, message: Message, delta: string }} Change
  */
 
-const UNFINISHED = new Set(["sending", "waiting", "streaming"]);
+/** How messages are that go on. */
+export const UNFINISHED = new Set(["sending", "waiting", "streaming"]);
 
 /** @param {Conversation} a @param {Conversation} b */
 function newestFirst(a, b) {

@@ -153,18 +153,33 @@ export class Subscription {
 
   /** @param {WireEvent} event @param {any[]} all its items, all pages */
   #begin(event, all) {
+    if (!this.#isFirst && this.#hasLeft(all)) this.#forget();
     /** @type {any[]} */
     const responses = event.responses.filter((/** @type {any} */ { response }) => !this.#host.isOwn(response.id) && !this.#ended.has(response.id));
     const listed = new Set(responses.map(({ response }) => response.id));
-    // A running answer's text comes by its own events, ours by its stream; whoever begins to listen has not heard ended streams.
+    // A running answer's text comes by its own events and has come whole where it has ended, ours by its stream; whoever
+    // begins to listen has not heard ended streams.
     const isOurs = this.#isFirst ? this.#host.isStreaming : this.#host.isOwn;
-    const streamed = (/** @type {any} */ item) => item.role === "assistant" && (listed.has(item.response_id) || this.#running.has(item.response_id) || isOurs(item.response_id));
+    const isTold = (/** @type {string} */ id) => listed.has(id) || this.#running.has(id) || this.#ended.has(id) || isOurs(id);
+    const streamed = (/** @type {any} */ item) => item.role === "assistant" && isTold(item.response_id);
     const items = all.filter((item) => !this.#items.has(item.id) && !streamed(item));
     for (const item of all) this.#items.add(item.id);
     this.#isLive = true;
     if (this.#isFirst) this.#tellAll({ ...event, items, has_more: false, responses });
     else this.#tellNews(event.conversation, items, responses);
     for (const [id, progress] of this.#running) if (!listed.has(id)) this.#readOn(id, progress);
+  }
+
+  /** Whether the conversation has gone to another branch while there was no connection. @param {any[]} all the items of its branch */
+  #hasLeft(all) {
+    const ids = new Set(all.map(({ id }) => id));
+    return [...this.#items].some((id) => !ids.has(id));
+  }
+
+  /** Everything is told anew. */
+  #forget() {
+    this.#isFirst = true;
+    for (const known of [this.#items, this.#running, this.#ended]) known.clear();
   }
 
   /** @param {WireEvent} snapshot */

@@ -58,6 +58,18 @@ test("items without a response's key belong to the oldest answer", () => {
   assert.deepEqual(summary().slice(1), ["output_text.delta resp_1 A"]);
 });
 
+test("an answer that was heard to its end does not come once more with the next connection's snapshot", () => {
+  snapshot();
+  added(item("msg_u1", "user", "resp_1"));
+  created("resp_1");
+  delta("msg_1", 1, "all of it");
+  completed("resp_1", 2);
+  summary();
+  subscription.lost();
+  snapshot([item("msg_u1", "user", "resp_1"), item("msg_1", "assistant", "resp_1")]);
+  assert.deepEqual(summary(), ["updated"]);
+});
+
 test("own answers are left to their streams; own items come", () => {
   snapshot();
   own.add("resp_1");
