@@ -150,7 +150,7 @@ export class Chat {
     if (event.type === "response.created" && hasTurn && previous) this.#cut(thread, id, previous);
     const isOver = event.type === "response.completed";
     if (hasTurn) return this.#onEvent(thread, this.#answerTo(thread, id), event);
-    if (isOver && previous && previous !== lastTurn(thread.messages)) this.#reload(thread);
+    if (isOver && previous) this.#reload(thread);
   }
 
   /** A turn that follows an earlier one: what came between is on another branch. @param {Thread} thread @param {string} id @param {string} previous */
@@ -195,7 +195,8 @@ export class Chat {
       if (role !== "user" || responseId === null || messages.some((other) => other.role === "assistant" && other.responseId === responseId)) continue;
       messages.splice(messages.findLastIndex((other) => other.responseId === responseId) + 1, 0, newMessage("assistant", "", "stopped", responseId));
     }
-    for (const { user, answer, placed } of turns) if (!placed) messages.push(user, answer);
+    // What is on its way here comes last; what has ended and is not among the items is on another branch.
+    for (const { user, answer, placed } of turns) if (!placed && UNFINISHED.has(answer.status)) messages.push(user, answer);
     this.#state.putConversation(conversation);
     this.#state.setMessages(thread, messages);
     for (const { response } of responses) if (response.previous_response_id) this.#cut(thread, response.id, response.previous_response_id);

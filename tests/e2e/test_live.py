@@ -297,6 +297,33 @@ def test_two_tabs_lose_their_connections_twice_the_second_time_near_the_end(serv
         quiet(one, two)
 
 
+def test_a_message_edited_elsewhere_during_a_lost_connection(server: ServerProcess, open_page: Open):
+    """The old branch is gone when the connection is back; what was seen whole does not come again with the next one."""
+    with network(server) as line:
+        away, here = open_page(line.url), open_page(server.url)
+        away.ask("hello")
+        here.page.goto(f"{server.url}/#{away.page.url.split('#')[1]}")
+        here.expect_status("completed")
+        line.stall()
+        here.input.press("ArrowUp")
+        field = here.page.get_by_role("textbox", name="Edit the message")
+        field.fill("changed")
+        field.press("Enter")
+        expect_whole(here, "changed", 1)
+        line.cut()
+        line.resume()
+        expect(away.questions).to_have_text("changed")
+        expect_whole(away, "changed", 1)
+        here.ask("and on")
+        expect_whole(away, "and on", 2)
+        line.cut()
+        expect(away.banner).to_be_visible()
+        expect(away.banner).to_be_hidden(timeout=20_000)
+        here.ask("and on again")
+        expect_whole(away, "and on again", 3)
+        quiet(away)
+
+
 def test_a_turn_elsewhere_during_a_lost_connection_is_there_afterwards(tmp_path: Path, open_page: Open):
     """Both what ran on and what began and ended meanwhile."""
     with valkey() as redis_url:

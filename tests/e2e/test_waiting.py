@@ -44,6 +44,25 @@ def test_the_place_in_line(slow_server: ServerProcess, open_page: Open):
     expect(two.answers.last).not_to_contain_text("Waiting")
 
 
+def test_an_answer_that_is_stopped_while_it_waits_can_be_made_later(slow_server: ServerProcess, open_page: Open):
+    """Also after a reload, although nothing of it is kept."""
+    one, two = open_page(slow_server.url), open_page(slow_server.url)
+    one.send("word " * 200)
+    one.wait_for_text("word word")
+    two.send("me next")
+    expect(two.answers.last).to_contain_text("Waiting in line")
+    two.input.press("Escape")
+    two.expect_status("stopped")
+    two.page.reload()
+    two.expect_status("stopped")
+    expect(two.answer).to_be_empty()
+    one.input.press("Escape")
+    one.expect_status("stopped")
+    two.page.get_by_role("button", name="Answer again").click()
+    two.expect_status("completed")
+    expect(two.answer).to_have_text("me next")
+
+
 def test_a_model_that_is_loaded_when_it_is_wanted(slow_server: ServerProcess, open_page: Open):
     chat = open_page(slow_server.url)
     chat.page.get_by_role("button", name="Model: Default model").click()
