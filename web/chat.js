@@ -381,10 +381,12 @@ export class Chat {
     return lastTurn(thread.messages.slice(0, start)) ?? this.#state.metadataOf(thread).root ?? null;
   }
 
-  /** Whether a message's turn can be said or answered anew. @param {Message} message */
-  canRewrite({ responseId }) {
+  /** Whether a message's turn can be said or answered anew. It is asked for each of them, so the cheap answers come first. @param {Message} message */
+  canRewrite({ role, responseId }) {
     const thread = this.#state.current;
-    return responseId !== null && thread.active === null && thread.messages.some((message) => message.role === "user" && message.responseId === responseId) && this.#before(thread, responseId) !== null;
+    if (responseId === null || thread.active !== null) return false;
+    const hasQuestion = role === "user" || thread.messages.some((message) => message.role === "user" && message.responseId === responseId);
+    return hasQuestion && (this.#state.metadataOf(thread).root !== undefined || this.#before(thread, responseId) !== null);
   }
 
   /** Answers a turn once more. @param {Message} answer */
