@@ -314,11 +314,11 @@ def test_a_message_edited_elsewhere_during_a_lost_connection(server: ServerProce
         line.resume()
         expect(away.questions).to_have_text("changed")
         expect_whole(away, "changed", 1)
-        here.ask("and on")
-        expect_whole(away, "and on", 2)
-        line.cut()
-        here.ask("and on again")
-        expect_whole(away, "and on again", 3)
+        for turns, said in ((2, "and on"), (3, "and on again")):
+            here.ask(said)
+            away.wait_for_text(f"^{said}$")
+            expect_whole(away, said, turns)
+            line.cut()
         quiet(away)
 
 
