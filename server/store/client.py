@@ -50,7 +50,7 @@ WRITES: Final = frozenset(
 WRITTEN: Final = 3  # values that run.lua puts behind what a write answers
 ORDERED: Final = frozenset({"begin", "claim", "start"})  # what decides which turn is before which, and whose it is
 _NO_MASTER: Final = (ReadOnlyError, MasterDownError)  # after a failover: look the name up again
-_ELSEWHERE: Final = (*_NO_MASTER, NoConnectionError, OSError)  # another connection may lead to who can help
+_ELSEWHERE: Final = (NoConnectionError, OSError)  # another connection may lead to who can help
 
 
 @cache
@@ -91,7 +91,7 @@ class RedisClient:
         self._pool = BlockingConnectionPool(max_connections=config.max_connections, timeout=None, **self.options)
         self._redis: Any = Redis(connection_pool=self._pool)  # redis-py leaves execute_command untyped
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._scripts = Pipeline(bulk_connection(self.options), config.operation_timeout_s)
+        self._scripts = self.pipeline()
         self._closed = False
 
     async def close(self) -> None:
@@ -110,6 +110,10 @@ class RedisClient:
     def key(self, kind: str, name: str) -> str:
         """Return a key as common.lua makes it."""
         return f"{self._config.key_prefix}:{kind}:{name}"
+
+    def pipeline(self) -> Pipeline:
+        """Return a connection of its own for packed commands; whoever asks for it closes it."""
+        return Pipeline(bulk_connection(self.options), self._config.operation_timeout_s)
 
     async def command(self, *arguments: Argument) -> Any:
         """Run one command."""
@@ -153,32 +157,47 @@ class RedisClient:
             return await self._ask(("EVAL", script_source(script), *arguments), note)
 
     async def _ask(self, arguments: tuple[Argument, ...], note: Note | None) -> list[Any]:
-        """Return a script's answer, with one repeat on a new connection. Raises StoreError, NoScriptError."""
+        """Return a script's answer. Raises StoreError, NoScriptError."""
         packed: bytes = hiredis.pack_command(arguments)  # type: ignore[arg-type]  # annotated for tuples of one
-        answer = await self._send(packed, note)
-        if isinstance(answer, _ELSEWHERE):
-            if isinstance(answer, _NO_MASTER):
-                self._scripts.drop()
-            await asyncio.sleep(RETRY_PAUSE_S)
-            answer = await self._send(packed, note)
+        (answer,) = await self.exchange(self._scripts, packed, note=note)
         if isinstance(answer, NoScriptError):
             raise answer
         if not isinstance(answer, list):
             raise translated(answer, self.shown_url)
         return answer
 
-    async def _send(self, packed: bytes, note: Note | None) -> Any:
-        """Return the reply, or the error that came instead of it."""
+    async def exchange(
+        self, pipeline: Pipeline, packed: bytes, *, count: int = 1, note: Note | None = None
+    ) -> list[Any]:
+        """Return the replies to packed commands, as `Pipeline.send` does; once more where a connection led nowhere.
+
+        Raises StoreUnavailableError.
+        """
+        replies = await self._send(pipeline, packed, count, note)
+        is_refused = isinstance(replies, list) and count == 1 and isinstance(replies[0], _NO_MASTER)
+        if is_refused or isinstance(replies, _ELSEWHERE):
+            if is_refused:
+                pipeline.drop()
+            await asyncio.sleep(RETRY_PAUSE_S)
+            replies = await self._send(pipeline, packed, count, note)
+        if not isinstance(replies, list):
+            raise translated(replies, self.shown_url)
+        return replies
+
+    async def _send(
+        self, pipeline: Pipeline, packed: bytes, count: int, note: Note | None
+    ) -> list[Any] | RedisError | OSError:
+        """Return the replies, or the error that came instead of them."""
         self.require_open()
         try:
-            answer = await self._scripts.send(packed, note)
+            replies = await pipeline.send(packed, count, note)
         except TimeoutError:
             raise self.timed_out() from None
         except (RedisError, OSError) as error:
             self.require_open()
             return error
         self._has_answered()
-        return answer
+        return replies
 
     def _note(self, script: str, packed: tuple[Argument, ...], answer: Any) -> None:
         """Remember a write that Redis has done, whether or not its caller still waits."""

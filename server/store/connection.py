@@ -1,9 +1,9 @@
-"""Connections to Redis: their settings from a URL, and one that writes and reads in bulk."""
+"""Connections to Redis: their settings from a URL, and one whose bytes go our own way."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import hiredis
 from redis import exceptions
@@ -25,7 +25,6 @@ from server.store.redo import drop
 # whoever wants to wait for Redis does so above. Our writes may be repeated: each is idempotent.
 RETRIES: Final = 1
 RETRY_PAUSE_S: Final = 0.05
-READ_BYTES: Final = 65_536  # replies to about 5,000 events
 
 
 def connection_options(url: str, config: StoreConfig) -> dict[str, Any]:
@@ -63,58 +62,37 @@ def _make(connection_class: type[AbstractConnection], options: dict[str, Any]) -
 
 
 class BulkConnection(AbstractConnection):
-    """A connection that sends packed commands in one write and takes their replies as hiredis parses them.
+    """A connection whose bytes go another way than redis-py's.
 
-    redis-py connects, signs in and selects the database; only the way of the bytes is ours.
+    redis-py connects, signs in and selects the database; then it hands over.
     """
 
     _connecting: asyncio.Task[None] | None = None
 
-    async def exchange(self, packed: bytes, count: int) -> list[Any]:
-        """Send commands and return their `count` replies; an error reply is an exception in the list.
+    async def hand_over(self, protocol: asyncio.Protocol) -> asyncio.Transport:
+        """Connect where need be; from then on `protocol` gets what comes, and may write.
 
-        Anything that interrupts it (a fault, a cancellation, a deadline) drops the connection, so that no reply is
-        ever taken for another's. Raises redis.exceptions.ConnectionError, OSError.
+        A cancelled caller leaves the attempt alone; the next one waits for the same. Raises
+        redis.exceptions.RedisError, OSError.
         """
-        reader, writer = await self.streams()
-        try:
-            writer.write(packed)
-            await writer.drain()
-            parser = self.parser()
-            replies: list[Any] = []
-            while len(replies) < count:
-                received = await reader.read(READ_BYTES)
-                if not received:
-                    raise exceptions.ConnectionError("Redis closed the connection")
-                parser.feed(received)
-                while (reply := parser.gets()) is not False:
-                    replies.append(reply)
-        except BaseException:
-            self.drop()
-            raise
-        return replies
-
-    async def streams(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect where need be, and return both ways. Raises redis.exceptions.RedisError, OSError."""
         await self._connected()
-        if self._reader is None or self._writer is None:
+        if self._writer is None:
             raise exceptions.ConnectionError("the connection was closed")
-        return self._reader, self._writer
+        transport = self._writer.transport
+        transport.set_protocol(protocol)
+        return cast("asyncio.Transport", transport)
 
     def parser(self) -> Any:
         """Return a parser for this connection's replies; those that are errors come out as exceptions."""
         return hiredis.Reader(protocolError=exceptions.InvalidResponse, replyError=self._parser.parse_error)
 
     async def _connected(self) -> None:
-        """Connect where need be, in a task of its own: redis-py's `wait_for` may swallow a cancellation.
-
-        A cancelled caller leaves the attempt alone; the next one waits for the same.
-        """
+        """Connect where need be, in a task of its own: redis-py's `wait_for` may swallow a cancellation."""
         if self._connecting is None:
             if self.is_connected:
                 return
             attempt = self.connect()  # type: ignore[no-untyped-call]  # so in redis-py
-            self._connecting = asyncio.create_task(attempt, name="journal connects")
+            self._connecting = asyncio.create_task(attempt, name="redis connects")
             self._connecting.add_done_callback(self._end_attempt)
         await asyncio.shield(self._connecting)
 
@@ -131,7 +109,7 @@ class BulkConnection(AbstractConnection):
         self.drop()
 
     def drop(self) -> None:
-        """Close at once, without waiting; the next exchange connects anew."""
+        """Close at once, without waiting; the next `hand_over` connects anew."""
         drop(self)
 
 

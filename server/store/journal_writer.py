@@ -28,8 +28,8 @@ from redis.asyncio.connection import AbstractConnection
 from server.config import StoreConfig
 from server.store.base import JournalEntry, StoreError
 from server.store.client import RedisClient
-from server.store.connection import BulkConnection
 from server.store.errors import refusal, translated
+from server.store.pipeline import Pipeline
 from server.store.redo import COUNTER_TTL_S
 
 STREAMS_REMEMBERED: Final = 8192  # running responses of one gateway, about 200 bytes each
@@ -75,7 +75,7 @@ class JournalStore:
     _client: RedisClient
     _config: StoreConfig
     _lock: asyncio.Lock
-    _connection: BulkConnection
+    _journals: Pipeline
     _count: bytes  # `packed_count`
 
     async def append(self, entries: Sequence[JournalEntry]) -> frozenset[str]:
@@ -89,8 +89,9 @@ class JournalStore:
         events = [packed_event(prefix + e.response_id, e.epoch, e.sequence_number, e.data) for e in entries]
         packed = b"".join([*events, self._count])
         async with self._lock:
-            self._client.require_open()
-            *replies, position, _ = await self._exchange(packed, len(entries) + COUNT_REPLIES)
+            *replies, position, _ = await self._client.exchange(
+                self._journals, packed, count=len(entries) + COUNT_REPLIES
+            )
         doubtful = {
             entry.response_id: entry.epoch
             for entry, reply in zip(entries, replies, strict=True)
@@ -106,20 +107,6 @@ class JournalStore:
         (events,) = await self._client.run("read_events", response_id, after, count)
         return [(int(number), data) for number, data in zip(events[::2], events[1::2], strict=True)]
 
-    async def _exchange(self, packed: bytes, count: int) -> list[Any]:
-        """Exchange with one repeat on a new connection: the old one may have died unnoticed, between two answers."""
-        try:
-            async with asyncio.timeout(self._config.operation_timeout_s):
-                try:
-                    return await self._connection.exchange(packed, count)
-                except (exceptions.ConnectionError, OSError):
-                    self._client.require_open()
-                    return await self._connection.exchange(packed, count)
-        except TimeoutError:
-            raise self._client.timed_out() from None
-        except (exceptions.RedisError, OSError) as error:
-            raise translated(error, self._client.shown_url) from error
-
     def _is_doubtful(self, reply: object) -> bool:
         """Return True for a missing stream and an id that is not greater; raise every other refusal."""
         if reply is None or _is_repeated(reply):
@@ -131,7 +118,7 @@ class JournalStore:
             reply if isinstance(reply, exceptions.RedisError) else exceptions.RedisError(f"unexpected reply {reply!r}")
         )
         if refusal(error) in {"READONLY", "MASTERDOWN"}:
-            self._connection.drop()  # a failover: look for the new master
+            self._journals.drop()  # a failover: look for the new master
         return translated(error, self._client.shown_url)
 
     async def _stale(self, doubtful: dict[str, int]) -> frozenset[str]:

@@ -1,8 +1,8 @@
-"""One connection for all scripts: commands go out as they come, replies come back in their order.
+"""One connection for many commands: they go out as they come, and replies come back in their order.
 
 A turn needs few scripts, and redis-py takes longer over each than Redis does. Microseconds of our CPU per script (a
 small one, uvloop, unix socket, two busy cores, so only ratios count): through redis-py and its pool 290 alone and 250
-of 64 at once, here 72 and 28.
+of 64 at once, here 72 and 52.
 """
 
 from __future__ import annotations
@@ -14,57 +14,86 @@ from typing import Any
 
 from redis import exceptions
 
-from server.store.connection import READ_BYTES, BulkConnection
+from server.store.connection import BulkConnection
 
 Note = Callable[[Any], None]
 
 
-class _Command:
-    """A command on its way. asked_at: loop time."""
+class _Commands:
+    """Commands on their way, in one write. count: of their replies. asked_at: loop time."""
 
-    __slots__ = ("asked_at", "note", "packed", "reply")
+    __slots__ = ("asked_at", "count", "future", "note", "packed", "replies")
 
-    def __init__(self, packed: bytes, note: Note | None, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, packed: bytes, count: int, note: Note | None, loop: asyncio.AbstractEventLoop) -> None:
         self.packed = packed
+        self.count = count
         self.note = note
-        self.reply: asyncio.Future[Any] = loop.create_future()
+        self.replies: list[Any] = []
+        self.future: asyncio.Future[list[Any]] = loop.create_future()
         self.asked_at = loop.time()
+
+    def end(self) -> None:
+        """All replies are there."""
+        if self.note is not None:
+            self.note(self.replies[0])
+        if not self.future.done():
+            self.future.set_result(self.replies)
+
+
+class _Line(asyncio.Protocol):
+    """What comes back on one connection."""
+
+    def __init__(self, pipeline: Pipeline, parser: Any) -> None:
+        self._pipeline = pipeline
+        self._parser = parser
+
+    def data_received(self, data: bytes) -> None:
+        """Take the whole replies; the parser keeps the rest."""
+        self._parser.feed(data)
+        try:
+            while (reply := self._parser.gets()) is not False:
+                self._pipeline.answer(self, reply)
+        except exceptions.RedisError as error:
+            self._pipeline.lost(self, error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Redis has closed it, or we have."""
+        self._pipeline.lost(self, exc or exceptions.ConnectionError("Redis closed the connection"))
 
 
 class Pipeline:
     """Sends packed commands on one connection, which is made when it is first needed.
 
-    A command that its caller gave up keeps its place: its reply is read, and noted, all the same. Redis counts as
+    Commands that their caller gave up keep their place: the replies are read, and noted, all the same. Redis counts as
     silent when it has answered nothing for `timeout_s` although something was asked; as long as it answers, it is not.
     """
 
     def __init__(self, connection: BulkConnection, timeout_s: float) -> None:
         self._connection = connection
         self._timeout_s = timeout_s
-        self._waiting: deque[_Command] = deque()  # oldest first; the first `_sent` of them have been sent
-        self._sent = 0
-        self._writer: asyncio.StreamWriter | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._waiting: deque[_Commands] = deque()  # for replies, oldest first
+        self._connecting: asyncio.Task[None] | None = None
+        self._line: _Line | None = None  # while connected
+        self._transport: Any = None
         self._watch: asyncio.TimerHandle | None = None
         self._heard_at = 0.0  # loop time of the newest reply
 
-    def send(self, packed: bytes, note: Note | None = None) -> asyncio.Future[Any]:
-        """Send a command; the future's result is its reply, an exception where Redis refused it.
+    def send(self, packed: bytes, count: int = 1, note: Note | None = None) -> asyncio.Future[list[Any]]:
+        """Send commands that get `count` replies: the future's result; where Redis refuses, one is an exception.
 
-        note: called with the reply before the future's waiter, and also where there is none any more. The future raises
-        TimeoutError, redis.exceptions.RedisError, OSError where no reply came: it is not known whether it was done.
+        note: called with the first reply before the future's waiter, and also where there is none any more. The future
+        raises TimeoutError, redis.exceptions.RedisError, OSError where not all came: it is not known what was done.
         """
         loop = asyncio.get_running_loop()
-        command = _Command(packed, note, loop)
-        self._waiting.append(command)
-        if self._writer is not None:
-            self._writer.write(packed)
-            self._sent += 1
-        elif self._reading is None:
-            self._reading = loop.create_task(self._serve(), name="scripts")
+        commands = _Commands(packed, count, note, loop)
+        self._waiting.append(commands)
+        if self._line is not None:
+            self._transport.write(packed)
+        elif self._connecting is None:
+            self._connecting = loop.create_task(self._connect(), name="a pipeline connects")
         if self._watch is None:
             self._watch = loop.call_later(self._timeout_s, self._look)
-        return command.reply
+        return commands.future
 
     def drop(self) -> None:
         """Leave this server: what waits fails, the next command connects anew."""
@@ -75,31 +104,33 @@ class Pipeline:
         self.drop()
         await self._connection.close()
 
-    async def _serve(self) -> None:
-        """Connect, send what has gathered, and hand out replies for as long as the connection lives."""
+    async def _connect(self) -> None:
         try:
-            reader, self._writer = await self._connection.streams()
-            self._writer.write(b"".join(command.packed for command in self._waiting))
-            self._sent = len(self._waiting)
-            parser = self._connection.parser()
-            while received := await reader.read(READ_BYTES):
-                parser.feed(received)
-                while (reply := parser.gets()) is not False:
-                    self._answer(reply)
-            raise exceptions.ConnectionError("Redis closed the connection")
+            line = _Line(self, self._connection.parser())
+            self._transport = await self._connection.hand_over(line)
         except (exceptions.RedisError, OSError) as error:
             self._fail(error)
+            return
+        self._connecting, self._line = None, line
+        self._transport.write(b"".join(commands.packed for commands in self._waiting))
 
-    def _answer(self, reply: Any) -> None:
-        if not self._sent:
+    def answer(self, line: _Line, reply: Any) -> None:
+        """A reply has come. Raises InvalidResponse where nobody has asked."""
+        if line is not self._line:
+            return  # left meanwhile
+        if not self._waiting:
             raise exceptions.InvalidResponse("Redis answered what nobody asked")
-        command = self._waiting.popleft()
-        self._sent -= 1
         self._heard_at = asyncio.get_running_loop().time()
-        if command.note is not None:
-            command.note(reply)
-        if not command.reply.done():
-            command.reply.set_result(reply)
+        commands = self._waiting[0]
+        commands.replies.append(reply)
+        if len(commands.replies) == commands.count:
+            self._waiting.popleft()
+            commands.end()
+
+    def lost(self, line: _Line, error: Exception) -> None:
+        """A connection is gone, or cannot be understood any more."""
+        if line is self._line:
+            self._fail(error)
 
     def _look(self) -> None:
         """Give up a Redis that is silent; look again when it might be."""
@@ -114,15 +145,16 @@ class Pipeline:
             self._watch = loop.call_later(self._timeout_s - silent_s, self._look)
 
     def _fail(self, error: Exception) -> None:
-        waiting, self._waiting, self._sent = self._waiting, deque(), 0
-        if self._writer is not None:  # else it connects still, for whoever comes next
+        waiting, self._waiting = self._waiting, deque()
+        if self._line is not None:
+            self._line = self._transport = None
             self._connection.drop()
-        reading, self._reading, self._writer = self._reading, None, None
-        if reading is not None:
-            reading.cancel()  # where it has called us, it ends here anyway
+        connecting, self._connecting = self._connecting, None
+        if connecting is not None:
+            connecting.cancel()  # the attempt goes on, for whoever comes next; where it has called us, it ends here
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
-        for command in waiting:
-            if not command.reply.done():
-                command.reply.set_exception(error)
+        for commands in waiting:
+            if not commands.future.done():
+                commands.future.set_exception(error)

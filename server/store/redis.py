@@ -10,7 +10,6 @@ from server.config import LimitsConfig, StoreConfig
 from server.store.base import StoreError, StoreUnavailableError
 from server.store.changes import ChangeStore
 from server.store.client import RedisClient
-from server.store.connection import bulk_connection
 from server.store.conversations import ConversationStore
 from server.store.credentials import CredentialStore
 from server.store.journal_writer import JournalStore, packed_count
@@ -39,7 +38,7 @@ class RedisStore(ConversationStore, TurnStore, JournalStore, CredentialStore, Qu
         self._config = config
         self._limits = limits
         self._lock = asyncio.Lock()
-        self._connection = bulk_connection(self._client.options)
+        self._journals = self._client.pipeline()
         self._count = packed_count(self._client.redo.counter)
 
     async def connect(self) -> None:
@@ -58,7 +57,7 @@ class RedisStore(ConversationStore, TurnStore, JournalStore, CredentialStore, Qu
     async def close(self) -> None:
         """Close every connection; idempotent."""
         await self._client.close()
-        await self._connection.close()  # an append under way ends as unavailable
+        await self._journals.close()  # an append under way ends as unavailable
 
     async def ping(self) -> None:
         """Return if Redis answers and accepts writes, within `operation_timeout_s`."""

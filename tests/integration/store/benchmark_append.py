@@ -54,11 +54,11 @@ def ways(store: RedisStore, client: Redis) -> dict[str, Way]:
 
     async def script_by_hiredis(batch: Batch) -> None:
         packed = pack(("EVAL", SCRIPT, "0", *arguments(batch)))
-        await store._connection.exchange(packed, 1)
+        await store._journals.send(packed)
 
     async def commands_by_hiredis(batch: Batch) -> None:
         packed = [pack(("XADD", *arguments([e])[:2], "e", e.data)) for e in batch]
-        await store._connection.exchange(b"".join(packed), len(batch))
+        await store._journals.send(b"".join(packed), len(batch))
 
     return {
         "append": store.append,
