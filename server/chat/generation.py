@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
+import msgspec
+
 from protocol.errors import ProtocolError
 from protocol.events import Event, Logprob, Usage, Written
 from protocol.items import Message
@@ -90,6 +92,8 @@ class Generation:
         self._preparation = Preparation(turn, runtime)
         self._history: History | None = None  # what the turn follows, where it is known already
         self._repetition = Repetition(())
+        options = turn.command.options
+        self._is_plain = options.top_logprobs is None and not options.is_guided  # text without more is only added
         self._away_told_at: float | None = None
         self._intake: Intake | None = None  # while a request runs
         self._has_spoken = False  # clients have some of its text
@@ -349,6 +353,7 @@ class Generation:
         if self.stream.state is not State.RUNNING:
             return
         self._tally.count(chunk)
+        self._journal.count(chunk.token_count)
         self._add(chunk)
 
     def _received(self) -> None:
@@ -359,6 +364,9 @@ class Generation:
 
     def _add(self, chunk: Chunk) -> None:
         """Give the stream what is new in a chunk."""
+        if self._is_plain and chunk.pieces is None:
+            self.stream.push(chunk.text)
+            return
         options = self.turn.command.options
         if options.top_logprobs is not None:
             chunk = self._with_held(chunk)
@@ -375,7 +383,7 @@ class Generation:
         """Return a chunk with the logprobs of all its text, also of what was held back when they came."""
         held = (*self._held, *chunk.logprobs)
         self._held = () if chunk.text else held
-        return replace(chunk, logprobs=held if chunk.text else ())
+        return msgspec.structs.replace(chunk, logprobs=held if chunk.text else ())
 
     def _end(self, reason: FinishReason) -> None:
         match reason:

@@ -2,8 +2,9 @@
 
 All running responses share one loop. Each tick it takes what every dirty source has, writes it in one round trip, and
 only then tells the sources, which publish the very same bytes. One batch is in flight at a time. A flush that takes
-longer than its share, or more of our work than its share, stretches the next tick, so under load the sources' text
-gathers into fewer, longer deltas. What is urgent goes out between ticks, alone: many new answers must not cut the
+longer than its share, or more of our work than its share, stretches the next tick, so that the sources' text gathers
+into fewer, longer deltas: as long as no text comes later than a token and a tick after the one before, and under load
+longer. What is urgent goes out between ticks, alone: many new answers must not cut the
 deltas of all others short. A tick of many sources goes out in slices, urgent ones before each: who waits for a first
 token, and everything else on the event loop, waits for one slice at most.
 """
@@ -25,10 +26,11 @@ logger = logging.getLogger(__name__)
 RETRY_FIRST_S = 0.05  # back-off while Redis is away: doubled up to
 RETRY_MAX_S = 1.0
 FLUSH_SHARE = 0.5  # of the time that flushing may take before ticks stretch
-# Of the time, what our own work on flushes may take, without waiting for Redis. An answer's frame costs 30 to 50 µs:
-# vLLM's text, the journal, and most of it in the kernel, sending. Of thirty answers each gets a frame every 40 ms, of a
-# hundred every 100, of two hundred and more every 200; a reader sees none of that, who reads five words a second.
-WORK_SHARE = 0.05
+# Of the time, what our own work on flushes may take, without waiting for Redis, where text can gather unseen. An
+# answer's frame costs 20 to 50 µs: vLLM's text, the journal, and much of it in the kernel, sending.
+WORK_SHARE = 0.01
+BUSY_SHARE = 0.2  # what it may take where it would be seen; then ticks stretch all the same
+GAP_WEIGHT = 0.2  # of the newest tick in the average gap between an answer's tokens
 SLICE = 32  # sources flushed at once: two to three milliseconds of our work, of which a round trip is a twentieth
 
 
@@ -72,6 +74,8 @@ class Journal:
         self._landed = asyncio.Event()
         self._waited_s = 0.0  # for Redis, in this tick
         self._is_away = False  # Redis did not take the last batch
+        self._tokens = 0  # that came since the last tick
+        self._gap_s = 0.0  # between an answer's tokens, on average
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -99,6 +103,10 @@ class Journal:
             self._urgent[source] = None
             self._hurry.set()
 
+    def count(self, tokens: int) -> None:
+        """So many tokens have come: the gaps between them tell how long text may gather."""
+        self._tokens += tokens
+
     async def settled(self, source: Source) -> None:
         """Return when no batch with events of `source` is on its way; none will be until it notifies again."""
         self._dirty.pop(source, None)
@@ -108,24 +116,36 @@ class Journal:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        next_tick = loop.time()
+        last = next_tick = loop.time()
         while True:
             await self._has_work.wait()
             if not await self._wait_until(next_tick):
                 await self._flush(self._taken(()))
                 continue
             started, self._waited_s = loop.time(), 0.0
-            await self._flush_all()
-            next_tick = started + self._tick_s(loop.time() - started)
+            sources = await self._flush_all()
+            self._note_gap(started - last, sources)
+            last, next_tick = started, started + self._tick_s(loop.time() - started)
 
-    async def _flush_all(self) -> None:
-        """Flush all that have something, in slices; in one while Redis is away, or each would wait its whole time."""
+    async def _flush_all(self) -> int:
+        """Flush all that have something, and return how many they were.
+
+        In slices; in one while Redis is away, or each would wait its whole time.
+        """
         due = tuple(self._dirty)
         size = max(1, len(due)) if self._is_away else SLICE
         for start in range(0, max(1, len(due)), size):
             await self._flush(self._taken(due[start : start + size]))
             if self._is_away:
                 break
+        return len(due)
+
+    def _note_gap(self, since_s: float, sources: int) -> None:
+        """Note how far apart an answer's tokens come, from those of so many answers since the last tick."""
+        tokens, self._tokens = self._tokens, 0
+        if tokens:
+            gap_s = min(since_s * sources / tokens, self._config.max_tick_ms / 1000)
+            self._gap_s += GAP_WEIGHT * (gap_s - self._gap_s)
 
     def _taken(self, due: Sequence[Source]) -> dict[Source, None]:
         """Return the sources to flush now, and count them as clean: those in a hurry, then those whose time it is."""
@@ -141,7 +161,9 @@ class Journal:
 
     def _tick_s(self, flush_s: float) -> float:
         """Return the time from one flush to the next, given how long the last one took."""
-        wanted_s = max(self._config.tick_ms / 1000, flush_s / FLUSH_SHARE, (flush_s - self._waited_s) / WORK_SHARE)
+        work_s, least_s = flush_s - self._waited_s, self._config.tick_ms / 1000
+        unseen_s = min(work_s / WORK_SHARE, self._gap_s + least_s)
+        wanted_s = max(least_s, flush_s / FLUSH_SHARE, unseen_s, work_s / BUSY_SHARE)
         tick_s = min(wanted_s, self._config.max_tick_ms / 1000)
         self._metrics.journal_tick(tick_s)
         return tick_s

@@ -196,9 +196,9 @@ def tick_of(metrics: Metrics) -> float:
     return float(line.split()[1])
 
 
-@pytest.mark.parametrize(("kind", "shortest_s"), [(Source, 0.001), (Sleepy, 0.1)])
+@pytest.mark.parametrize(("kind", "shortest_s"), [(Source, 0.001), (Sleepy, 0.05)])
 async def test_much_work_stretches_the_tick(store, kind, shortest_s):
-    """Ten milliseconds of it: the next flush comes after a hundred at the earliest, so text gathers meanwhile."""
+    """Ten milliseconds of it: the next flush comes after fifty at the earliest, so text gathers meanwhile."""
     metrics = Metrics()
     journal = Journal(store, metrics, StoreConfig(tick_ms=1.0, max_tick_ms=10_000))
     journal.start()
@@ -209,6 +209,27 @@ async def test_much_work_stretches_the_tick(store, kind, shortest_s):
     await until(lambda: source.told and tick_of(metrics) > 0)
     await journal.close()
     assert tick_of(metrics) >= shortest_s
+
+
+async def test_text_gathers_where_it_is_not_seen(store, monkeypatch):
+    """Work that is little stretches the tick by the gap between an answer's tokens, and by no more."""
+    monkeypatch.setattr(journals, "WORK_SHARE", 1e-9)  # whatever it is, it wants to be less often
+    metrics = Metrics()
+    journal = Journal(store, metrics, StoreConfig(tick_ms=1.0, max_tick_ms=10_000))
+    journal.start()
+    one, two = sources = await begin(store, "one", "two")
+    ticks = []
+    for round_ in range(1, 4):
+        await asyncio.sleep(0.02)  # an answer's next token
+        for source in sources:
+            source.say("a")
+            journal.count(1)
+            journal.notify(source)
+        await until(lambda n=round_: len(one.told) == n and len(two.told) == n)  # type: ignore[misc]
+        await until(lambda: not ticks or tick_of(metrics) != ticks[-1])
+        ticks.append(tick_of(metrics))
+    await journal.close()
+    assert 0.001 < ticks[0] < ticks[1] < ticks[2]
 
 
 async def test_what_is_urgent_does_not_wait_for_the_tick(store, make_journal):
