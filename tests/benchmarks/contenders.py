@@ -61,6 +61,23 @@ async def _read(llm: Any, ids: list[int], tokens: int, delay_s: float) -> dict[s
     return {"id": name, "sent": sent, "first": first, "ended": last, "frames": frames, "bytes": 0, "gaps": gaps}
 
 
+async def cancelled(llm: Any, *, streams: int, tokens: int, prompt: str) -> dict[str, Any]:
+    """Begin so many answers, give all of them up at once, and return how long EngineCore went on with each."""
+    ids = prompt_ids(llm, prompt)
+    made = [
+        llm.generate(tokens_input(list(ids)), parameters(tokens), f"raw-{uuid.uuid4().hex}") for _ in range(streams)
+    ]
+    await asyncio.gather(*(anext(outputs) for outputs in made))
+    began = time.monotonic()
+
+    async def give_up(outputs: Any) -> float:
+        await outputs.aclose()
+        await llm.is_sleeping()  # EngineCore works on what it is sent in order
+        return time.monotonic() - began
+
+    return {"late_s": await asyncio.gather(*map(give_up, made))}
+
+
 async def batched(llm: Any, *, prompts: list[str], lengths: list[int], size: int) -> dict[str, Any]:
     """Answer users who all ask at once, so many at a time; the next batch begins when all of the last one have ended.
 

@@ -207,6 +207,10 @@ class Host:
                 from tests.benchmarks import contenders
 
                 return await contenders.raw(self._llm, **command)
+            case "cancelled":
+                from tests.benchmarks import contenders
+
+                return await contenders.cancelled(self._llm, **command)
             case "batched":
                 from tests.benchmarks import contenders
 

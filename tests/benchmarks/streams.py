@@ -141,8 +141,11 @@ class Arena:
         engine = {_response(name): first - marks["asked"][name] for name, first in marks["first"].items()}
         return [(answer["first"] - answer["sent"] - engine[answer["id"]]) * 1000 for answer in seen["answers"]]
 
-    def cancel_ms(self, streams: int) -> list[float]:
+    def cancel_ms(self, contender: str, streams: int) -> list[float]:
         """Return for each of so many answers, all cancelled at once, how long EngineCore went on with it."""
+        if contender == RAW:
+            seen = self._host.do("cancelled", streams=streams, tokens=1024, prompt=PROMPT)
+            return [late_s * 1000 for late_s in seen["late_s"]]
         self._host.do("marks")
         with clients(**self.job(OURS, streams, 1024) | {"kind": "cancelling"}) as load:
             seen = load.ask("go")
@@ -252,9 +255,16 @@ def _weight(arena: Arena, plan: Plan) -> list[Figure]:
 
 
 def _cancel(arena: Arena, plan: Plan) -> list[Figure]:
-    late = [percentile(arena.cancel_ms(CANCELLED), 0.99) for _ in range(plan.rounds)]
+    """Abort at once. EngineCore hears of it between two steps only, so that the raw consumer's figure is the limit."""
+    late: dict[str, list[float]] = defaultdict(list)
+    for _ in range(plan.rounds):
+        for contender in (OURS, RAW):
+            late[contender].append(percentile(arena.cancel_ms(contender, CANCELLED), 0.99))
     name = f"cancel → engine idle, p99 of {CANCELLED} at once"
-    return [Figure("cancel", name, "ms", Spread.of(late), at_most(50))]
+    return [
+        Figure("cancel", name, "ms", Spread.of(late[OURS]), at_most(50)),
+        Figure("cancel", f"the same, {RAW}", "ms", Spread.of(late[RAW])),
+    ]
 
 
 def _streams_at(arena: Arena, rate: float) -> int:
