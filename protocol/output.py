@@ -20,6 +20,8 @@ class PieceKind(StrEnum):
     CALL = "call"  # a function call begins: its name
     ARGUMENTS = "arguments"  # of the call that began last
 
+    __hash__ = str.__hash__  # Enum's own runs Python code, with every token
+
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
     """A piece of a model's output without its markup.

@@ -181,8 +181,13 @@ class ResponseStream:
     def push(self, text: str, logprobs: tuple[Logprob, ...] = ()) -> None:
         """Add text of the answer; it goes out with the next `take()`. logprobs: of its tokens."""
         self._require(State.RUNNING)
-        if text:
+        if not text:
+            return
+        item = self._items[-1] if self._items else None
+        if logprobs or item is None or item.is_closed or not item.has_part or item.type != "message":
             self.add(Piece(PieceKind.TEXT, text, None, logprobs))
+        else:  # nearly always, and nothing but text is new
+            item.pending.append(text if text.isascii() else _well_formed(text))
 
     def add(self, piece: Piece) -> None:
         """Add a piece of the answer; where it is of another item than the last one, that is closed."""

@@ -125,6 +125,8 @@ class Admission:
         self._background = 0  # admitted tickets that are not interactive
         self._service_s: float | None = None  # how long a turn holds its place, on average
         self._telling: asyncio.TimerHandle | None = None
+        self._shown: tuple[int, int] | None = None  # limits in the metrics
+        self._shows_waiting = True  # whether the metrics say that somebody waits, or may
 
     @property
     def limit(self) -> int:
@@ -280,7 +282,14 @@ class Admission:
                 ticket.changed.set()
 
     def _show(self) -> None:
-        if self._metrics is not None:
-            self._metrics.admission_limits(self._concurrency.limit, self._concurrency.background)
+        """Show what has changed: most turns are admitted at once, and leave all of this as it was."""
+        if self._metrics is None:
+            return
+        limits = self._concurrency.limit, self._concurrency.background
+        if limits != self._shown:
+            self._shown = limits
+            self._metrics.admission_limits(*limits)
+        if len(self._queue) or self._shows_waiting:
+            self._shows_waiting = len(self._queue) > 0
             for name in ServiceClass:
                 self._metrics.waiting(name, self._queue.waiting(name))

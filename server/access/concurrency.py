@@ -13,6 +13,7 @@ measured, too, and an engine is slow only when it is slower than the bound and t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -82,7 +83,7 @@ class Concurrency:
         self.first_tokens = Signal(first_token_bound_s)
         self._floor = floor
         self._is_fixed = is_fixed
-        self.due_at = 0.0  # before this, `look` does nothing: callers for each token need not ask
+        self.due_at = math.inf if is_fixed else 0.0  # before this, `look` does nothing: callers need not ask
         self._settled_at = 0.0
         self._capacity = self.limit = capacity
         self._background = FIRST_BACKGROUND

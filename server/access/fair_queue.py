@@ -31,6 +31,8 @@ class ServiceClass(StrEnum):
     STANDARD = "standard"  # long to read, somebody waits all the same
     BATCH = "batch"  # work in the background
 
+    __hash__ = str.__hash__  # Enum's own runs Python code, with every token
+
     @property
     def rank(self) -> int:
         """0 is the most urgent."""

@@ -21,19 +21,20 @@ class _Pace:
     def __init__(self, metrics: ModelMetrics, ticket: Ticket) -> None:
         self._metrics = metrics
         self._ticket = ticket
-        self._loop = asyncio.get_running_loop()
-        self._last_at = self._loop.time()
+        self._class = ticket.demand.service_class
+        self._time = asyncio.get_running_loop().time
+        self._last_at = self._time()
         self._has_spoken = False
 
     def note(self, tokens: int) -> None:
         """So many tokens have come now."""
-        now, service_class = self._loop.time(), self._ticket.demand.service_class
+        now = self._time()
         gap_s = now - self._last_at
         if self._has_spoken:
-            self._metrics.tokens(tokens, gap_s, service_class)
+            self._metrics.tokens(tokens, gap_s, self._class)
             self._ticket.tokens(tokens, gap_s)
         else:
-            self._metrics.first_token(gap_s, service_class)
+            self._metrics.first_token(gap_s, self._class)
             self._metrics.output(tokens)
             self._ticket.first_token(tokens, gap_s)
         self._has_spoken = True

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final, Protocol, runtime_checkable
 
+import msgspec
+
 from protocol.events import NOTHING_WRITTEN, Logprob, Written
 from protocol.items import Message
 from protocol.options import PLAIN, Options
@@ -200,8 +202,7 @@ class VllmSettings:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True, gc=False):
     """What came since the last chunk.
 
     text: new text, never half a character, never part of a stop string; may be empty.

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import aiohttp
+import msgspec
 
 from protocol.errors import excerpt
 from protocol.events import Written
@@ -397,4 +398,4 @@ def _estimate(messages: Sequence[Message]) -> int:
 
 
 def _joined(chunk: Chunk | None, last: Chunk) -> Chunk:
-    return last if chunk is None else replace(chunk, finish_reason=last.finish_reason)
+    return last if chunk is None else msgspec.structs.replace(chunk, finish_reason=last.finish_reason)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from protocol.errors import excerpt
 from protocol.fields import MAX_CALL_ID_CHARS, MAX_TOOL_NAME_CHARS
@@ -132,7 +134,7 @@ class AnswerReader:
         thought = sum(len(piece.text) for piece in pieces if piece.kind is PieceKind.REASONING)
         # Which token is a thought is not known once tokens are joined: by characters it is as good as right.
         reasoning_tokens = round(chunk.token_count * thought / sum(sizes)) if thought else 0
-        return replace(chunk, pieces=pieces, reasoning_tokens=reasoning_tokens)
+        return msgspec.structs.replace(chunk, pieces=pieces, reasoning_tokens=reasoning_tokens)
 
     async def again(self, text: str) -> tuple[Piece, ...]:
         """Read the beginning of an answer that goes on; a long one takes a second, so not on the event loop."""

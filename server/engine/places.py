@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,7 +34,6 @@ class Places:
         self._needed: dict[int, int] = {}  # number of a filling that is needed -> that of its message
         self._messages = 0
         self._left, self._right = (f"{secrets.randbelow(10**_NONCE_DIGITS):0{_NONCE_DIGITS}d}" for _ in range(2))
-        self._pattern = re.compile(f"{self._left}([0-9]{{{_INDEX_DIGITS}}}){self._right}")
 
     def put(self, text: str, *, is_needed: bool = False) -> str:
         """Return what stands for a text. is_needed: it is the next message's, and must not get lost.
@@ -73,9 +71,21 @@ class Places:
         self._fillings.append(filling)
         return f"{self._left}{index:0{_INDEX_DIGITS}d}{self._right}"
 
+    def _cut(self, rendered: str) -> list[str]:
+        """Return the template's own text and the numbers of fillings, in turn. To compile a pattern takes longer."""
+        first, *rest = rendered.split(self._left)
+        pieces = [first]
+        for piece in rest:
+            number, right, text = piece.partition(self._right)
+            if right and len(number) == _INDEX_DIGITS and number.isascii() and number.isdecimal():
+                pieces += [number, text]
+            else:  # the template has changed it, and the filling is lost
+                pieces[-1] += self._left + piece
+        return pieces
+
     def split(self, rendered: str) -> Iterator[Filling | str]:
         """Yield the template's own text, and the fillings where they stand; then `unseen` knows those that do not."""
-        pieces = self._pattern.split(rendered)
+        pieces = self._cut(rendered)
         for index, piece in enumerate(pieces):
             if index % 2:
                 filling = self._fillings[int(piece)]

@@ -228,7 +228,8 @@ class VllmEngine:
                     cached = output.num_cached_tokens or cached
                     chunk = chunk_of(output, cached, request.options.top_logprobs)
                     if answer is not None:
-                        chunk = answer.chunk(replace(chunk, token_ids=tuple(output.outputs[0].token_ids)))
+                        token_ids = tuple(output.outputs[0].token_ids)
+                        chunk = answer.chunk(msgspec.structs.replace(chunk, token_ids=token_ids))
                     yield chunk
         except EngineError:
             raise

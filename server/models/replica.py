@@ -85,7 +85,8 @@ class Replica:
         self.progress: float | None = None
         self.engine: Engine | None = None
         self.leases = 0
-        self.last_used = self.last_token_at = asyncio.get_running_loop().time()
+        self._time = asyncio.get_running_loop().time
+        self.last_used = self.last_token_at = self._time()
         self.drains_for_good = False
         self.cause: str | None = None  # the model that it makes room for
         self.is_stopping = False  # it was told to
@@ -102,11 +103,11 @@ class Replica:
         return self.engine.max_concurrency if self.engine is not None else 0
 
     def used(self) -> None:
-        self.last_used = asyncio.get_running_loop().time()
+        self.last_used = self._time()
 
     def heard(self) -> None:
         """The engine has made something."""
-        self.last_token_at = asyncio.get_running_loop().time()
+        self.last_token_at = self._time()
 
     def set(self, phase: Phase, detail: str, progress: float | None = None, *, level: int = logging.INFO) -> None:
         """Note a change, and log each step and each tenth of it."""

@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from server.observe.histogram import TokenHistogram
+from server.observe.histogram import TokenCounter, TokenHistogram
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus text exposition format
 
@@ -104,7 +104,7 @@ class ModelMetrics:
     def tokens(self, count: int, gap_s: float, service_class: str) -> None:
         """Count `count` tokens that came `gap_s` seconds after the ones before; their mean gap is one observation."""
         if count > 0:
-            self._output_tokens.inc(count)
+            self._output_tokens.add(count)
             self._inter_token[service_class].observe(gap_s / count)
 
     def prompt(self, tokens: int, cached: int) -> None:
@@ -114,7 +114,7 @@ class ModelMetrics:
 
     def output(self, tokens: int) -> None:
         """Count output tokens without a gap: an answer's first ones."""
-        self._output_tokens.inc(tokens)
+        self._output_tokens.add(tokens)
 
     def engine_up(self, *, up: bool) -> None:
         """Say whether the model can answer."""
@@ -236,7 +236,8 @@ class Metrics:
         )
         self.registry.register(self.inter_token)
         self.input_tokens = self._counter("input_tokens_total", "Prompt tokens.", model)
-        self.output_tokens = self._counter("output_tokens_total", "Tokens made.", model)
+        self.output_tokens = TokenCounter("tokenwire_output_tokens", "Tokens made.", model)
+        self.registry.register(self.output_tokens)
         self.cached_tokens = self._counter("cached_tokens_total", "Prompt tokens the prefix cache had.", model)
         self.load_time = self._histogram("model_load_seconds", "Loading a model.", _WAIT_BUCKETS, model)
         self.evictions = self._counter("model_evictions_total", "Unloaded to make room for another model.", model)
