@@ -218,7 +218,7 @@ async def test_text_gathers_where_it_is_not_seen(store, monkeypatch):
     journal = Journal(store, metrics, StoreConfig(tick_ms=1.0, max_tick_ms=10_000))
     journal.start()
     one, two = sources = await begin(store, "one", "two")
-    ticks = []
+    ticks: list[float] = []
     for round_ in range(1, 4):
         await asyncio.sleep(0.02)  # an answer's next token
         for source in sources:
