@@ -128,8 +128,6 @@ PARTS: Final[dict[str, Callable[[Results], None]]] = {
 
 def report(results: Results, took_s: float) -> str:
     """Write results.json, table.md and the pictures; return the table."""
-    from tests.benchmarks import plots
-
     FOLDER.mkdir(exist_ok=True)
     where = f"{machine()}; {took_s / 60:.0f} minutes{', the quick run' if results.quick else ''}"
     text = f"{where}\n\n{table(results.figures)}\n"
@@ -143,6 +141,8 @@ def report(results: Results, took_s: float) -> str:
     }
     (FOLDER / "results.json").write_text(json.dumps(content, indent=1), "utf-8")
     (FOLDER / "table.md").write_text(text, "utf-8")
+    from tests.benchmarks import plots  # not before: the numbers are kept also where nothing can be drawn
+
     goals = [figure for figure in results.figures if figure.goal is not None]
     pictures = plots.draw(results.streams, results.batching, FOLDER) if results.streams else []
     shown = "\n".join(f"![{CAPTIONS[picture.stem]}](docs/images/{picture.name})\n" for picture in pictures)
