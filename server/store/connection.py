@@ -79,6 +79,9 @@ class BulkConnection(AbstractConnection):
         if self._writer is None:
             raise exceptions.ConnectionError("the connection was closed")
         transport = self._writer.transport
+        if transport.is_closing():  # its end is told to who had it before, and to nobody else
+            self.drop()
+            raise exceptions.ConnectionError("Redis closed the connection")
         transport.set_protocol(protocol)
         return cast("asyncio.Transport", transport)
 
