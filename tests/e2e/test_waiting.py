@@ -34,29 +34,43 @@ def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProc
     assert server.stop() == 0, server.tail()
 
 
-def test_the_place_in_line(slow_server: ServerProcess, open_page: Open):
-    one, two = open_page(slow_server.url), open_page(slow_server.url)
-    one.send("word " * 200)
+@pytest.fixture(scope="module")
+def crowded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One answer at a time, of five words a second: who waits does so until the one before is stopped."""
+    options = ("--echo-rate", "5")
+    server = ServerProcess(tmp_path_factory.mktemp("crowded"), *options, config="[echo]\nmax_concurrency = 1").start()
+    yield server
+    assert server.stop() == 0, server.tail()
+
+
+def stop(chat: ChatPage) -> None:
+    chat.input.press("Escape")
+    chat.expect_status("stopped")
+
+
+def test_the_place_in_line(crowded_server: ServerProcess, open_page: Open):
+    one, two = open_page(crowded_server.url), open_page(crowded_server.url)
+    one.send("word " * 500)
     one.wait_for_text("word word")
     two.send("me next")
     expect(two.answers.last).to_contain_text("Waiting in line, number 1")
+    stop(one)
     two.expect_status("completed")
     expect(two.answers.last).not_to_contain_text("Waiting")
 
 
-def test_an_answer_that_is_stopped_while_it_waits_can_be_made_later(slow_server: ServerProcess, open_page: Open):
+def test_an_answer_that_is_stopped_while_it_waits_can_be_made_later(crowded_server: ServerProcess, open_page: Open):
     """Also after a reload, although nothing of it is kept."""
-    one, two = open_page(slow_server.url), open_page(slow_server.url)
-    one.send("word " * 200)
+    one, two = open_page(crowded_server.url), open_page(crowded_server.url)
+    one.send("word " * 500)
     one.wait_for_text("word word")
     two.send("me next")
     expect(two.answers.last).to_contain_text("Waiting in line")
-    two.input.press("Escape")
-    two.expect_status("stopped")
+    stop(two)
     two.page.reload()
     two.expect_status("stopped")
     expect(two.answer).to_be_empty()
-    one.expect_status("completed")
+    stop(one)
     two.page.get_by_role("button", name="Answer again").click()
     two.expect_status("completed")
     expect(two.answer).to_have_text("me next")

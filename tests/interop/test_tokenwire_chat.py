@@ -218,8 +218,8 @@ def test_signing_in(tmp_path: Path):
         assert "wants a key" in done.stderr
         with chatting(server.url) as chat:
             chat.begin("hello")
-            for tried in ("wrong", key):
-                chat.terminal.wait_for("Key:")
+            for before, tried in (("wants a key", "wrong"), ("wants another key", key)):
+                chat.terminal.wait_for("Key:", after=before)  # a prompt is drawn anew for what is typed, too
                 chat.terminal.wait_raw()
                 chat.terminal.type(tried)
             assert chat.rest().endswith("hello")
