@@ -142,7 +142,7 @@ def test_two_tabs_and_wscat_see_one_answer_grow_and_a_late_tab_has_it_all(server
         done = cat.wait_for("response.completed")
         assert cat.text(done["response"]["output"][0]["id"]) == said
         # A tab's turn: the others and wscat see it.
-        answer = words("tab", 120)
+        answer = words("tab", 200)
         two.send(answer)
         expect_growing(one, "tab", 5, 12)
         for chat in (one, two, late):
@@ -178,7 +178,7 @@ def test_a_message_sent_while_another_tab_is_answered_waits_its_turn(server: Ser
     one.ask("hello")
     two.page.goto(one.page.url)
     two.expect_status("completed")
-    first = words("first", 100)
+    first = words("first", 300)
     one.send(first)
     two.wait_for_text("first5 ")
     expect(two.stop_button).to_be_visible()
@@ -395,7 +395,7 @@ def test_an_answer_outlives_its_only_gateway(tmp_path: Path, open_page: Open):
             sender.ask("hello")
             watcher.page.goto(sender.page.url)
             watcher.expect_status("completed")
-            said = words("word", 100)
+            said = words("word", 250)
             sender.send(said)
             watcher.wait_for_text("word12 ")
             port = server.port

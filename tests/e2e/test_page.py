@@ -88,7 +88,7 @@ def test_a_new_conversation_while_the_old_one_streams(server: ServerProcess, ope
 
 def test_reload_in_the_middle_of_an_answer_catches_up(server: ServerProcess, open_page: Open):
     chat = open_page(server.url)
-    words = " ".join(f"catch{number}" for number in range(120))
+    words = " ".join(f"catch{number}" for number in range(300))
     chat.send(words)
     chat.wait_for_text("catch3")
     chat.page.reload()
