@@ -43,17 +43,23 @@ def crowded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerP
     assert server.stop() == 0, server.tail()
 
 
+def in_line(server: ServerProcess, open_page: Open) -> tuple[ChatPage, ChatPage]:
+    """Return a tab that is being answered, and one that waits for it."""
+    one, two = open_page(server.url), open_page(server.url)
+    one.send("word " * 500)
+    one.wait_for_text("word word")
+    two.send("me next")
+    expect(two.answers.last).to_contain_text("Waiting in line, number 1")
+    return one, two
+
+
 def stop(chat: ChatPage) -> None:
     chat.input.press("Escape")
     chat.expect_status("stopped")
 
 
 def test_the_place_in_line(crowded_server: ServerProcess, open_page: Open):
-    one, two = open_page(crowded_server.url), open_page(crowded_server.url)
-    one.send("word " * 500)
-    one.wait_for_text("word word")
-    two.send("me next")
-    expect(two.answers.last).to_contain_text("Waiting in line, number 1")
+    one, two = in_line(crowded_server, open_page)
     stop(one)
     two.expect_status("completed")
     expect(two.answers.last).not_to_contain_text("Waiting")
@@ -61,11 +67,7 @@ def test_the_place_in_line(crowded_server: ServerProcess, open_page: Open):
 
 def test_an_answer_that_is_stopped_while_it_waits_can_be_made_later(crowded_server: ServerProcess, open_page: Open):
     """Also after a reload, although nothing of it is kept."""
-    one, two = open_page(crowded_server.url), open_page(crowded_server.url)
-    one.send("word " * 500)
-    one.wait_for_text("word word")
-    two.send("me next")
-    expect(two.answers.last).to_contain_text("Waiting in line")
+    one, two = in_line(crowded_server, open_page)
     stop(two)
     two.page.reload()
     two.expect_status("stopped")
