@@ -47,10 +47,18 @@ def open_keyed(keyed_server: ServerProcess, browser: Browser) -> Iterator[Callab
     context.close()
 
 
-def sign_in(chat: ChatPage, key: str, *, stays: bool = False) -> None:
+def give(chat: ChatPage, key: str, *, stays: bool = False) -> None:
+    """Fills in the dialog and sends it; does not wait for what the server says of the key."""
     chat.page.get_by_label("API key").fill(key)
     chat.page.get_by_label("Stay signed in").set_checked(stays)
     chat.page.get_by_role("button", name="Sign in").click()
+
+
+def sign_in(chat: ChatPage, key: str, *, stays: bool = False) -> None:
+    """Gives a key that the browser keeps, and waits for the page that begins anew with it."""
+    with chat.page.expect_navigation():
+        give(chat, key, stays=stays)
+    expect(chat.page.get_by_role("dialog")).to_have_count(0)
 
 
 def test_a_key_is_asked_for_checked_and_forgotten(open_keyed: Callable[..., ChatPage]):
@@ -63,10 +71,9 @@ def test_a_key_is_asked_for_checked_and_forgotten(open_keyed: Callable[..., Chat
     expect(chat.page.get_by_role("dialog")).to_be_visible()
     chat.page.keyboard.press("Escape")  # there is no way around it
     expect(chat.page.get_by_role("dialog")).to_be_visible()
-    sign_in(chat, "wrong")
+    give(chat, "wrong")
     expect(chat.page.get_by_role("alert").filter(has_text="does not accept")).to_be_visible()
     sign_in(chat, token("ann"))
-    expect(chat.page.get_by_role("dialog")).to_have_count(0)
     expect(chat.input).to_have_value("typed before")
     chat.input.press("Enter")
     chat.expect_status("completed")
@@ -103,9 +110,9 @@ def test_signing_in_where_the_browser_keeps_nothing(keyed_server: ServerProcess,
     try:
         context.add_init_script(FORBIDDEN)
         chat = ChatPage(context, keyed_server.url)
-        sign_in(chat, token("dora", -1))
+        give(chat, token("dora", -1))
         expect(chat.page.get_by_role("alert").filter(has_text="does not accept")).to_be_visible()
-        sign_in(chat, token("dora"))
+        give(chat, token("dora"))
         expect(chat.page.get_by_role("dialog")).to_have_count(0)
         assert chat.ask("hello") == "hello"
     finally:

@@ -15,7 +15,7 @@ from tests.support.valkey_log import LogEnd, forget_since, log_end
 @pytest.fixture
 async def begun(own_server, open_store, scene):
     """A store on a server that will forget; conversation c, r1 running with its first event."""
-    store = await open_store(own_server.url, operation_timeout_s=1)
+    store = await open_store(own_server.url)
     await store.create_conversation(scene.conversation(), [], None)
     await store.begin(scene.turn("r1"))
     await store.start("r1", 1)
@@ -117,22 +117,24 @@ async def test_what_others_have_deleted_stays_deleted(own_server, begun, open_st
     assert own_server.call("KEYS", "tw:events:*") == []
 
 
-async def test_a_server_that_wakes_up_does_not_do_what_was_given_up(own_server, begun, scene):
+async def test_a_server_that_wakes_up_does_not_do_what_was_given_up(own_server, begun, open_store, scene):
     """Hung, it has the command already; its writer has said that it failed, so it must not be done."""
+    hasty = await open_store(own_server.url, operation_timeout_s=1)
+    await hasty.ping()
     own_server.send(signal.SIGSTOP)
     writes = [
         asyncio.create_task(write)
         for write in (
-            begun.begin(scene.turn("r2")),
-            begun.finish(scene.end("r1")),
-            begun.update_conversation("ann", "c", {"title": "late"}),
+            hasty.begin(scene.turn("r2")),
+            hasty.finish(scene.end("r1")),
+            hasty.update_conversation("ann", "c", {"title": "late"}),
         )
     ]
     for write in writes:
         with pytest.raises(StoreUnavailableError):
             await write
     own_server.send(signal.SIGCONT)
-    await begun.ping()
+    await hasty.ping()
     assert (await begun.get_response("ann", "r1")).status == "in_progress"
     assert (await begun.get_conversation("ann", "c")).metadata == {}
     with pytest.raises(NotFoundError):
