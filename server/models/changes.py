@@ -40,8 +40,8 @@ _FROM_FILE: Final[Settings] = {"": "the settings file's own"}
 class Changed:
     """What the store's fields say.
 
-    models: settings of what was added; None for what was removed. aliases: which model each means. pins: whether.
-    mark: of the last change; empty before the first one.
+    models: settings of what was added; None for what was removed. aliases: which model each means; '' where it is
+    nobody's, although a model came with it. pins: whether. mark: of the last change; empty before the first one.
     """
 
     models: dict[str, Settings | None] = field(default_factory=dict)
@@ -49,11 +49,12 @@ class Changed:
     pins: dict[str, bool] = field(default_factory=dict)
     mark: str = ""
 
-    def is_free(self, alias: str, name: str) -> bool:
-        """Whether a model that was added with an alias may have it still: it was not moved, nor given to a model."""
-        return self.aliases.get(alias, name) == name and self.models.get(alias) is None
+    def is_unmoved(self, alias: str) -> bool:
+        """Whether a model that was added with an alias has it for that: nothing else was ever said of it."""
+        return alias not in self.aliases and self.models.get(alias) is None
 
 
+_NOBODY: Final = ""
 _Written = tuple[Mapping[str, object], tuple[str, ...]]  # fields to write, and names of those to drop
 _KINDS: Final[dict[str, Any]] = {"models": Settings | None, "aliases": str, "pins": bool}
 
@@ -81,6 +82,8 @@ class Changes:
         self._bus = bus
         self._pool = pool
         self._known: dict[str, Settings | None] = {}  # what was applied here
+        names = pool.registry.models
+        self._of_file = {alias: name for name in names for alias in pool.registry.aliases(name)}
         self._lock = asyncio.Lock()  # one change at a time
         self._news = asyncio.Event()
         self._news.set()  # what was changed between the reading at the start and the subscription
@@ -94,9 +97,10 @@ class Changes:
         self._pool.check_new(name, config.aliases, config.base)
         model = await self._pool.make_model(name, config)
 
-        def check() -> _Written:
+        def check(changed: Changed) -> _Written:
             self._pool.check_new(name, config.aliases, config.base)  # still
-            return {f"models {name}": settings}, ()
+            again = {f"aliases {alias}": name for alias in config.aliases if alias in changed.aliases}
+            return {f"models {name}": settings, **again}, ()
 
         async with self._lock:
             await self._write(check)
@@ -111,10 +115,13 @@ class Changes:
         """
         registry = self._pool.registry
 
-        def check() -> _Written:
+        def check(changed: Changed) -> _Written:
             registry.check_removal(name)
-            aliases = [f"aliases {alias}" for alias in registry.aliases(name)]
-            return {f"models {name}": None}, (f"pins {name}", *aliases)
+            left = {*registry.aliases(name), *(alias for alias, owner in changed.aliases.items() if owner == _NOBODY)}
+            # Else who came with it would have it again after a start.
+            claimed = {alias for alias in left if self._came_with(alias, changed) - {name}}
+            fields = {f"models {name}": None, **{f"aliases {alias}": _NOBODY for alias in claimed}}
+            return fields, (f"pins {name}", *(f"aliases {alias}" for alias in left - claimed))
 
         async with self._lock:
             await self._write(check)
@@ -125,7 +132,7 @@ class Changes:
     async def alias(self, alias: str, name: str) -> None:
         """Give a model another name, or move that name to it. Raises RegistryError, UnknownModelError."""
 
-        def check() -> _Written:
+        def check(_changed: Changed) -> _Written:
             return {f"aliases {alias}": self._pool.registry.check_alias(alias, name)}, ()
 
         async with self._lock:
@@ -135,20 +142,26 @@ class Changes:
     async def pin(self, name: str, *, pinned: bool) -> Model:
         """Load and keep a model, or keep it no more. Raises UnknownModelError, RegistryError."""
 
-        def check() -> _Written:
+        def check(_changed: Changed) -> _Written:
             return {f"pins {self._pool.check_pin(name, pinned=pinned).name}": pinned}, ()
 
         async with self._lock:
             await self._write(check)
             return self._pool.pin(name, pinned=pinned)
 
-    async def _write(self, check: Callable[[], _Written]) -> None:
+    def _came_with(self, alias: str, changed: Changed) -> set[str]:
+        """Return the models, of the file and added ones, that would have an alias unless it had been moved."""
+        found = {name for name, settings in changed.models.items() if settings and alias in settings.get("aliases", ())}
+        owner = self._of_file.get(alias)
+        return found | ({owner} if owner is not None and owner not in changed.models else set())
+
+    async def _write(self, check: Callable[[Changed], _Written]) -> None:
         """Write what `check` returns, which raises where that cannot be: after all that others have changed before."""
         is_written = False
         while not is_written:
             changed = read(await self._store.model_changes())
             await self.apply(changed)
-            fields, gone = check()
+            fields, gone = check(changed)
             encoded = {key: msgspec.json.encode(value) for key, value in fields.items()}
             is_written = await self._store.put_model_changes(encoded, gone, seen=changed.mark, mark=uuid.uuid4().hex)
         self._bus.publish(TOPIC, {})
@@ -185,11 +198,13 @@ class Changes:
             if name not in registry.models and not is_leaving(name) and not is_leaving(settings.get("base")):  # 2
                 with _told(f"model {name}, which was added while servers ran, is not served"):
                     config = ModelConfig.model_validate(settings)
-                    aliases = [alias for alias in config.aliases if changed.is_free(alias, name)]
+                    aliases = [alias for alias in config.aliases if changed.is_unmoved(alias)]
                     self._pool.add(await self._pool.make_model(name, config), aliases)
         self._known = dict(changed.models)
         for alias, name in changed.aliases.items():  # 3
-            if alias not in registry.aliases(name):
+            if name == _NOBODY:
+                registry.drop_alias(alias)
+            elif alias not in registry.aliases(name) and not is_leaving(name):
                 with _told(f"alias {alias} is not given"):
                     registry.alias(alias, name)
         for name, pinned in changed.pins.items():  # 4

@@ -95,6 +95,10 @@ class Registry:
         self._aliases[alias] = target
         self._aliases_of.setdefault(target, {})[alias] = None
 
+    def drop_alias(self, alias: str) -> None:
+        """Let an alias mean nothing any more; idempotent."""
+        self._aliases_of.get(self._aliases.pop(alias, ""), {}).pop(alias, None)
+
     def check_alias(self, alias: str, name: str) -> str:
         """Return the id of the model that the alias would mean. Raises RegistryError, UnknownModelError."""
         if alias in self._models:

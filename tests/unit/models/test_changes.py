@@ -204,6 +204,36 @@ async def test_a_name_moved_meanwhile_is_not_lost(gateways: tuple[Gateway, Gatew
     await until(lambda: here.names_and_aliases == there.names_and_aliases)
 
 
+@pytest.mark.parametrize("alias", ["chat", "nick"])  # of a model of the file, and of one that was added
+async def test_an_alias_that_went_with_its_last_model_is_nobodys(
+    gateways: tuple[Gateway, Gateway], store: MemoryStore, alias: str
+) -> None:
+    """Also after a start, and with whom it came before it was moved; until somebody has it again."""
+
+    async def started_now() -> set[str]:
+        late = Gateway(store, MemoryBus())
+        await late.changes.apply(read(store.changes))
+        late.pool.close()
+        await late.pool.wait_closed()
+        return {name for name, aliases in late.names_and_aliases.items() if alias in aliases}
+
+    here, there = gateways
+    await here.changes.add("new", {"source": "x", "aliases": ["nick"]})
+    await here.changes.add("last", {"source": "x"})
+    await here.changes.alias(alias, "last")
+    await here.changes.remove("last")
+    await until(lambda: here.names_and_aliases == there.names_and_aliases)
+    assert here.pool.registry.find(alias) is None
+    assert await started_now() == set()
+    await there.changes.add("next", {"source": "y", "aliases": [alias]})
+    await until(lambda: here.names_and_aliases == there.names_and_aliases)
+    assert await started_now() == {"next"}
+    # Once nobody came with it any more, nothing is remembered of it.
+    for name in ("next", "new", "other"):
+        await here.changes.remove(name)
+    assert set(store.changes) == {"models last", "models next", "models new", "models other", "mark"}
+
+
 async def test_a_model_replaced_while_it_is_busy(gateways: tuple[Gateway, Gateway]) -> None:
     """Its last answer ends first, and meanwhile nothing else has to wait; then the new one is there."""
     here, there = gateways
