@@ -51,8 +51,7 @@ class _Line(asyncio.Protocol):
         """Take the whole replies; the parser keeps the rest."""
         self._parser.feed(data)
         try:
-            while (reply := self._parser.gets()) is not False:
-                self._pipeline.answer(self, reply)
+            self._pipeline.take(self, self._parser.gets)
         except exceptions.RedisError as error:
             self._pipeline.lost(self, error)
 
@@ -114,18 +113,23 @@ class Pipeline:
         self._connecting, self._line = None, line
         self._transport.write(b"".join(commands.packed for commands in self._waiting))
 
-    def answer(self, line: _Line, reply: Any) -> None:
-        """A reply has come. Raises InvalidResponse where nobody has asked."""
-        if line is not self._line:
-            return  # left meanwhile
-        if not self._waiting:
-            raise exceptions.InvalidResponse("Redis answered what nobody asked")
+    def take(self, line: _Line, next_reply: Callable[[], Any]) -> None:
+        """Replies have come; `next_reply` returns one at a time, then False. Raises RedisError; InvalidResponse, too,
+        where nobody has asked.
+        """
         self._heard_at = asyncio.get_running_loop().time()
-        commands = self._waiting[0]
-        commands.replies.append(reply)
-        if len(commands.replies) == commands.count:
-            self._waiting.popleft()
-            commands.end()
+        waiting = self._waiting
+        while line is self._line and (reply := next_reply()) is not False:
+            if not waiting:
+                raise exceptions.InvalidResponse("Redis answered what nobody asked")
+            commands = waiting[0]
+            replies, count = commands.replies, commands.count
+            replies.append(reply)
+            while len(replies) < count and (reply := next_reply()) is not False:
+                replies.append(reply)
+            if len(replies) == count:
+                waiting.popleft()
+                commands.end()
 
     def lost(self, line: _Line, error: Exception) -> None:
         """A connection is gone, or cannot be understood any more."""

@@ -36,8 +36,8 @@ async def _measure(sizes: tuple[int, ...], rounds: int) -> list[Figure]:
         for number in range(RESPONSES):
             await store.begin(NewTurn(f"r{number}", "o", None, None, None, "m", 1, (), b"", b"", "g"))
         for size in sizes:
-            costs = [await _cost(store, size, first=(run + 1) * 10_000) for run in range(rounds)]
-            goal = at_most(3) if size >= RESPONSES else None
+            costs = [await _cost(store, size, first=run * BATCHES * size + 1) for run in range(rounds)]
+            goal = at_most(3) if size > 1 else None
             figures.append(Figure("journal", f"client CPU per event, {size} a batch", "µs", Spread.of(costs), goal))
         await store.close()
         await valkey.stop()

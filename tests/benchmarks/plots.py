@@ -43,9 +43,9 @@ def _bars(axes: Axes, raw: Mapping[str, Any], value: str, title: str) -> None:
     levels = list(next(iter(raw.values())))
     width = 0.8 / len(raw)
     for place, (contender, runs) in enumerate(raw.items()):
-        spreads = [Spread.of(runs[level][value]) for level in levels]
+        spreads = [Spread.of(run[value]) for run in runs.values()]
         axes.bar(
-            [group + (place - (len(raw) - 1) / 2) * width for group in range(len(levels))],
+            [levels.index(level) + (place - (len(raw) - 1) / 2) * width for level in runs],
             [spread.median for spread in spreads],
             width,
             label=contender,

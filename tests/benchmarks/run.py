@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from server.models.sources import DEFAULT_MODEL, resolve
+from server.store.journal import SLICE
 from tests.benchmarks import batching, echo, journal, sockets, streams
 from tests.benchmarks.figures import SHORT, Figure, table
 from tests.benchmarks.processes import host
@@ -79,7 +80,7 @@ def _vllm() -> str:
 
 def measure_streams(results: Results) -> None:
     """The contenders on one real vLLM."""
-    levels = {32: 32, 128: 32} if results.quick else {32: 96, 128: 96, 256: 64}
+    levels = {32: 32, 128: 32} if results.quick else {32: 96, 128: 96, 256: 48}
     plan = streams.Plan(levels, results.rounds)
     ports = streams.contenders_ports()
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tokenwire" / "benchmark-model"
@@ -93,7 +94,7 @@ def measure_streams(results: Results) -> None:
 
 
 def measure_journal(results: Results) -> None:
-    results.figures += journal.measure((1, 128, 1024), results.rounds)
+    results.figures += journal.measure((1, SLICE, 4 * SLICE), results.rounds)
 
 
 def measure_sockets(results: Results) -> None:

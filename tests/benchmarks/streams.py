@@ -21,6 +21,7 @@ RAW, OURS, AFTER, TUTORIAL, VLLM, VLLM_10 = (
     "vLLM's server, stream_interval 10",
 )
 CONTENDERS: Final = (RAW, OURS, AFTER, TUTORIAL, VLLM)  # VLLM_10 where its frame rate is compared
+SOMETIMES: Final = {AFTER}  # at the level of the rows about time only: each level takes minutes
 SLOW: Final = "Tokenwire, tick 100 ms"  # ten tokens a frame where an answer makes 100 a second
 PROMPT: Final = "Tell me a story about a small wire that carried words."
 TICK_MS: Final = StoreConfig().tick_ms
@@ -35,6 +36,11 @@ class Plan:
 
     levels: dict[int, int]
     rounds: int
+
+    @property
+    def steady(self) -> int:
+        """The level of the rows about time: 128 streams or the most there are."""
+        return STEADY if STEADY in self.levels else max(self.levels)
 
 
 @dataclass(slots=True)
@@ -108,9 +114,9 @@ class Arena:
         gateway_s = self._host.do("usage")["cpu_s"]
         return gateway_s, sum(cpu_s(pid) for pid in self._valkeys), time.monotonic()
 
-    def round(self, streams: int, tokens: int) -> None:
+    def round(self, contenders: Sequence[str], streams: int, tokens: int) -> None:
         """Let each contender have its turn, one right after the other."""
-        for contender in CONTENDERS:
+        for contender in contenders:
             seen = self.go(contender, streams, tokens)
             runs = self.runs[contender, streams]
             made = streams * tokens
@@ -163,12 +169,17 @@ def measure(host: Process, ports: dict[str, int], plan: Plan) -> tuple[list[Figu
     arena = Arena(host, ports)
     arena.warm()
     for streams, tokens in plan.levels.items():
+        contenders = [name for name in CONTENDERS if name not in SOMETIMES or streams == plan.steady]
         for _ in range(plan.rounds):
-            arena.round(streams, tokens)
+            arena.round(contenders, streams, tokens)
     figures = [*_costs(arena, list(plan.levels)), *_throughput(arena, list(plan.levels)), *_times(arena, plan)]
     figures += [*_weight(arena, plan), *_cancel(arena, plan)]
     raw = {
-        contender: {streams: _runs_as_json(arena.runs[contender, streams]) for streams in plan.levels}
+        contender: {
+            streams: _runs_as_json(arena.runs[contender, streams])
+            for streams in plan.levels
+            if (contender, streams) in arena.runs
+        }
         for contender in CONTENDERS
     }
     return figures, raw
@@ -188,8 +199,9 @@ def _costs(arena: Arena, levels: Sequence[int]) -> list[Figure]:
         for other, limit in against:
             theirs = arena.runs[other, streams]
             figures.append(compared(group, f"{streams} streams, ÷ {other}", ours.cpu_us, theirs.cpu_us, at_most(limit)))
-        after, raw = arena.runs[AFTER, streams].cpu_us, arena.runs[RAW, streams].cpu_us
-        figures.append(compared(group, f"{streams} streams, write_ahead off, ÷ {RAW}", after, raw))
+        if (AFTER, streams) in arena.runs:
+            after, raw = arena.runs[AFTER, streams].cpu_us, arena.runs[RAW, streams].cpu_us
+            figures.append(compared(group, f"{streams} streams, write_ahead off, ÷ {RAW}", after, raw))
     return figures
 
 
@@ -206,8 +218,8 @@ def _throughput(arena: Arena, levels: Sequence[int]) -> list[Figure]:
 
 
 def _times(arena: Arena, plan: Plan) -> list[Figure]:
-    """The rows about time, at the level of 128 streams or the highest there is."""
-    streams = STEADY if STEADY in plan.levels else max(plan.levels)
+    """The rows about time."""
+    streams = plan.steady
     group = f"time, {streams} streams"
     medians, lates = [], []
     for _ in range(plan.rounds):
