@@ -1,4 +1,4 @@
-"""One response as a sans-I/O state machine: chunks of text in, numbered and encoded events out."""
+"""One response as a sans-I/O state machine: text in, numbered and encoded events out. Long, as it is one machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model behind somebody else's OpenAI-compatible server: vLLM, SGLang, Ray Serve LLM, llama.cpp and others.
+"""A model behind another OpenAI-compatible server: vLLM, SGLang, Ray Serve LLM, llama.cpp. Long, as each has its ways.
 
 What differs between them, and what is done about it:
 
