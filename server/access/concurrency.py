@@ -52,15 +52,20 @@ class Signal:
         """The engine is slow above this."""
         return max(self._bound_s, TOLERANCE * (self.baseline_s or 0))
 
+    @property
+    def is_known(self) -> bool:
+        """Whether this window has enough samples to say something."""
+        return len(self._samples) >= MIN_SAMPLES
+
     def add(self, seconds: float) -> None:
         if len(self._samples) < MAX_SAMPLES:
             self._samples.append(seconds)
 
     def close_window(self, *, is_calm: bool) -> bool:
         """Return whether the window was slow, and begin another. is_calm: few turns ran, and no long ones."""
-        samples = sorted(self._samples)
+        is_known, samples = self.is_known, sorted(self._samples)
         self._samples.clear()
-        if len(samples) < MIN_SAMPLES:
+        if not is_known:
             return False
         value = samples[int(PERCENTILE * (len(samples) - 1))]
         if is_calm:
@@ -109,7 +114,8 @@ class Concurrency:
     def look(self, now: float, load: Load) -> bool:
         """Close a window that is over, and return whether the limits have changed.
 
-        1. The window is not over, or a cut has not shown its effect.
+        1. The window is not over, or a cut has not shown its effect. It stays open while interactive turns run and too
+           little is known of them: an engine whose steps take seconds says little, and is not fast for that.
         2. Slow, and background turns run: halve theirs.
         3. Slow with one of them or none: cut `limit`, from what really ran; the floor is for interactive turns.
         4. Not slow, and background turns wait for more than their limit: one more; twice as many when nobody is there
@@ -120,8 +126,9 @@ class Concurrency:
             return False  # 1
         is_first = not self.due_at
         self.due_at = now + WINDOW_S
-        if is_first:
-            return False
+        is_interactive = load.running > load.background_running
+        if is_first or (is_interactive and not (self.gaps.is_known or self.first_tokens.is_known)):
+            return False  # 1
         is_calm = load.running <= self._floor and not load.background_running
         is_slow = [signal.close_window(is_calm=is_calm) for signal in (self.gaps, self.first_tokens)]
         if now < self._settled_at:

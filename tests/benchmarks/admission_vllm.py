@@ -13,12 +13,13 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from server.access.admission import Admission
 from server.chat.generation import Generation
 from server.config import Config
+from server.engine.base import VllmSettings
 from server.engine.vllm import VllmEngine
 from server.models.sources import DEFAULT_MODEL, resolve
 from tests.benchmarks.simulate_admission import Fifo, percentile
@@ -26,9 +27,10 @@ from tests.support.memory import MemoryBus, MemoryClient, MemoryStore, until
 from tests.unit.chat.conftest import Gateway
 
 CHATS, DOCUMENTS, FLOOD = 8, 20, 50
-CHAT_TOKENS, DOCUMENT_WORDS, DOCUMENT_TOKENS = 40, 900, 40
+CHAT_TOKENS, DOCUMENT_WORDS, DOCUMENT_TOKENS = 40, 150, 40  # about 1,000 tokens a document
 FLOOD_TOKENS, FLOOD_PLACES = 24, 4
-TURN_S = 600  # fifty turns in a line, on a machine of any speed
+STEP_TOKENS = 128  # of `max_num_batched_tokens`: what is read in one step holds everybody up; a second on two cores
+TURN_S = 1800  # fifty turns, or twenty documents, in a line, on a machine of any speed
 
 Doors = dict[str, Callable[[int], "Admission | Fifo"]]
 DOORS: Doors = {"ours": lambda places: Admission(places, 1024), "FIFO": Fifo}
@@ -76,17 +78,18 @@ class Reader(MemoryClient):
 
 @dataclass
 class World:
-    """One gateway over the engine, with one kind of admission."""
+    """One gateway over the engine, with one kind of admission. kind: its name, in texts: no cache must know them."""
 
     gateway: Gateway
+    kind: str
 
     @classmethod
-    async def open(cls, engine: VllmEngine, door: Admission | Fifo) -> World:
+    async def open(cls, engine: VllmEngine, kind: str, places: int) -> World:
         gateway = Gateway("gw", MemoryStore(), MemoryBus(), Config(engine="echo"))
         gateway.replace_engine(engine)  # type: ignore[arg-type]  # it is the real one
-        gateway.model.admission = door  # type: ignore[assignment]  # it has what is used of one
+        gateway.model.admission = DOORS[kind](places)  # type: ignore[assignment]  # it has what is used of one
         await gateway.open()
-        return cls(gateway)
+        return cls(gateway, kind)
 
 
 async def documents(world: World) -> dict[str, float]:
@@ -98,7 +101,7 @@ async def documents(world: World) -> dict[str, float]:
         turn = 0
         while not done.is_set():
             turn += 1
-            text = f"Person {number} asks question {turn} about the sea."
+            text = f"{world.kind}, person {number} asks question {turn} about the sea."
             await person.ask(world.gateway, input=text, max_output_tokens=CHAT_TOKENS, ignore_eos=True)
 
     chats = [asyncio.create_task(chat(person, number)) for number, person in enumerate(people)]
@@ -112,7 +115,7 @@ async def documents(world: World) -> dict[str, float]:
         *(
             reader.ask(
                 world.gateway,
-                input=" ".join(f"d{number}w{word}" for word in range(DOCUMENT_WORDS)),
+                input=" ".join(f"{world.kind}{number}w{word}" for word in range(DOCUMENT_WORDS)),
                 max_output_tokens=DOCUMENT_TOKENS,
                 ignore_eos=True,
                 service_tier="flex",
@@ -165,25 +168,24 @@ RUNS: dict[str, tuple[int, Callable[[World], Awaitable[dict[str, float]]]]] = {
 }
 
 
-async def measure(engine: VllmEngine, name: str) -> dict[str, dict[str, float]]:
-    """Run one trace with each kind of admission."""
+async def measure(engine: VllmEngine, name: str) -> AsyncIterator[tuple[str, dict[str, float]]]:
+    """Run one trace with each kind of admission; say what was found of each."""
     places, run = RUNS[name]
-    found = {}
-    for kind, make in DOORS.items():
-        world = await World.open(engine, make(places))
-        found[kind] = {key: round(value, 2) for key, value in (await run(world)).items()}
+    for kind in DOORS:
+        world = await World.open(engine, kind, places)
+        yield kind, {key: round(value, 2) for key, value in (await run(world)).items()}
         await world.gateway.close()
-    return found
 
 
 async def main(names: list[str]) -> None:
     """Print a line for each trace and kind."""
     warnings.simplefilter("ignore")
-    engine = VllmEngine("bench", resolve(DEFAULT_MODEL, progress=lambda *_: None))
+    settings = VllmSettings(max_num_batched_tokens=STEP_TOKENS, max_num_seqs=64)
+    engine = VllmEngine("bench", resolve(DEFAULT_MODEL, progress=lambda *_: None), settings)
     await engine.start(lambda *_: None)
     try:
         for name in names:
-            for kind, figures in (await measure(engine, name)).items():
+            async for kind, figures in measure(engine, name):
                 print(name, kind, json.dumps(figures), flush=True)
     finally:
         engine.close()

@@ -66,6 +66,17 @@ def test_nothing_changes_where_nobody_waits():
     assert {clock.window(QUICK, Load(running=10))[0] for _ in range(5)} == {16}
 
 
+def test_an_engine_that_says_little_is_not_quick_for_that():
+    """Its steps take seconds, as it reads documents beside a chat: a window has too few tokens, several have enough."""
+    clock = Clock()
+    reading = {"background_running": 2, "background_waiting": 9}
+    assert {clock.window(3.0, Load(running=3, waiting=9, **reading), count=1)[1] for _ in range(4)} == {2}
+    assert clock.window(3.0, Load(running=3, waiting=9, **reading), count=1)[1] == 1
+    clock.settle(Load(running=2, background_running=2))
+    # Where nobody chats nobody can be disturbed.
+    assert clock.window(3.0, Load(running=1, waiting=9, background_running=1, background_waiting=9), count=0)[1] == 2
+
+
 def test_documents_give_way_before_chats():
     """Half of them, again and again down to one; chats keep their places."""
     clock = Clock()
