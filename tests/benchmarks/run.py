@@ -181,11 +181,13 @@ def main() -> int:
     began, text = time.monotonic(), ""
     for name in options.only:
         print(f"{name} …", flush=True)
+        started = time.monotonic()
         try:
             PARTS[name](results)
         except Exception as error:  # noqa: BLE001 the other parts can be measured all the same
             results.faults.append(f"{name}: {type(error).__name__}: {error}")
             print(f"{name} could not be measured: {error}", file=sys.stderr)
+        print(f"{name}: {time.monotonic() - started:.0f} s", flush=True)
         text = report(results, time.monotonic() - began)  # now: the next part may be interrupted
         time.sleep(SETTLE_S)
     print("\n" + text)
