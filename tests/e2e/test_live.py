@@ -127,7 +127,7 @@ def test_two_tabs_and_wscat_see_one_answer_grow_and_a_late_tab_has_it_all(server
     two.page.goto(one.page.url)
     two.expect_status("completed")
     conversation = one.page.url.split("#")[1]
-    said = words("cat", 250)
+    said = words("cat", 400)
     subscribe = {"type": "conversation.subscribe", "conversation": conversation, "stream_id": "feed"}
     with wscat(server, subscribe, {"input": said, "conversation": conversation}) as cat:
         # wscat's turn: both tabs show the question and the growing answer.
@@ -142,7 +142,7 @@ def test_two_tabs_and_wscat_see_one_answer_grow_and_a_late_tab_has_it_all(server
         done = cat.wait_for("response.completed")
         assert cat.text(done["response"]["output"][0]["id"]) == said
         # A tab's turn: the others and wscat see it.
-        answer = words("tab", 200)
+        answer = words("tab", 300)
         two.send(answer)
         expect_growing(one, "tab", 5, 12)
         for chat in (one, two, late):
@@ -231,7 +231,7 @@ def test_nothing_of_one_conversation_shows_in_another(server: ServerProcess, ope
     one.ask("here")
     two.page.goto(one.page.url)
     two.expect_status("completed")
-    noise = words("noise", 200)
+    noise = words("noise", 500)
     two.send(noise)
     one.wait_for_text("noise3 ")
     one.new()
@@ -363,7 +363,7 @@ def test_an_answer_outlives_its_killed_gateway_on_every_screen(tmp_path: Path, o
             for chat, url in ((on_b, address), (moving, f"{line.url}#{conversation}")):
                 chat.page.goto(url)
                 chat.expect_status("completed")
-            said = words("word", 300)
+            said = words("word", 400)
             moving.send(said)
             expect_growing(on_b, "word", 5, 12)  # answered on A, shown by B
             moving.input.fill("typed on the way")

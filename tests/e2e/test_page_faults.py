@@ -254,6 +254,8 @@ def test_what_can_be_done_with_a_conversation_can_be_done_without_a_server(stand
         chat.choose("renamed", "Export as JSON")
     assert download.value.suggested_filename == "renamed.json"
     expect(chat.banner).to_be_hidden()
+    while "0.5" not in str(kinds(stand_in, "conversation.update")[-1:]):
+        chat.page.wait_for_timeout(10)
     chat.page.reload()
     expect(chat.page.locator("#title")).to_have_text("renamed")
     chat.ask("and on")

@@ -65,9 +65,12 @@ def test_no_stop_string_is_ever_shown(text: str, stop: list[str]) -> None:
     """The answer ends with the word that completes a stop string, and shows nothing of it."""
     engine = EchoEngine("echo", rate=0, ttft_ms=0)
     chunks = asyncio.run(ask(engine, user(text), Sampling(1000, stop=tuple(stop))))
-    words = [chunk.text for chunk in asyncio.run(ask(engine, user(text), Sampling(1000)))]
+
+    async def after_each_word() -> list[str]:
+        return [text_of(await ask(engine, user(text), Sampling(count))) for count in range(1, len(text) + 1)]
+
     expected = text
-    for said in itertools.accumulate(words):
+    for said in asyncio.run(after_each_word()):  # not chunk by chunk: one may hold many words
         if found := [said.index(each) for each in stop if each in said]:
             expected = said[: min(found)]
             break
