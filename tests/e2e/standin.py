@@ -63,6 +63,7 @@ class StandIn:
         self.subscribers: dict[str, dict[ServerConnection, str | None]] = {}  # by conversation, with their lanes
         self.tasks: set[asyncio.Task] = set()
         self.numbers = itertools.count(1)
+        self.steps = threading.Semaphore(0)  # see `go_on`
         self.port = 0
 
     # ── life ──
@@ -330,7 +331,7 @@ class StandIn:
             await run.emit(
                 "response.in_progress", response={**response, "tokenwire": {"summarize": {"parts": 4, "done": 1}}}
             )
-            await asyncio.sleep(0.5)
+            await self._step()
         said, item_id = "", run.id.replace("resp_", "msg_")
         for word in re.findall(r"\s*\S+\s*$|\s*\S+", text):
             if run.cancelled:
@@ -360,9 +361,17 @@ class StandIn:
             response=queued,
             tokenwire={"reason": "admission", "position": 3, "estimated_wait_ms": 4000},
         )
-        await asyncio.sleep(0.6)
+        await self._step()
         await run.emit("response.queued", response=queued, tokenwire={"reason": "model_loading", "progress": 0.4})
-        await asyncio.sleep(0.6)
+        await self._step()
+
+    def go_on(self) -> None:
+        """What waits, as the test has seen it (a place in line, a model that is loaded, a summary's part), is over."""
+        self.steps.release()
+
+    async def _step(self) -> None:
+        while not self.steps.acquire(blocking=False):  # noqa: ASYNC110 a test's thread ends it
+            await asyncio.sleep(0.01)
 
     async def _fail(self, run: Run, response: dict) -> None:
         self.conversations[run.conversation]["running_response"] = None

@@ -36,6 +36,7 @@ def test_a_title_is_made_from_the_first_turn_and_can_be_changed(
         expect(tab.listed.first).to_have_text("Rayleigh")
     expect(chat.page.locator("#title")).to_have_text("Rayleigh")
     chat.page.locator("#title").dblclick()
+    expect(field).to_be_focused()
     chat.page.keyboard.press("Escape")
     expect(chat.page.get_by_role("dialog")).to_have_count(0)
     chat.page.reload()

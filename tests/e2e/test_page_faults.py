@@ -29,7 +29,9 @@ def test_queue_position_and_model_loading_are_told(stand_in: StandIn, open_page:
     chat = open_page(stand_in.url)
     chat.send("!queue please")
     expect(chat.answers.last).to_contain_text("Waiting in line, number 3, about 4 s")
+    stand_in.go_on()
     expect(chat.answers.last).to_contain_text("Loading the model 40 %")
+    stand_in.go_on()
     chat.expect_status("completed")
     expect(chat.answers.last).not_to_contain_text("Loading")
 
@@ -178,6 +180,7 @@ def test_a_file_without_a_word_is_summarised_and_its_parts_are_counted(
     chat.input.press("Enter")
     expect(chat.answers.last).to_contain_text("1 of 4 parts are summarised")
     expect(chat.page.get_by_role("progressbar")).to_have_attribute("value", "0.25")
+    stand_in.go_on()
     chat.expect_status("completed")
     expect(chat.page.get_by_role("progressbar")).to_have_count(0)
     chat.page.locator("#file").set_input_files(file)

@@ -77,6 +77,7 @@ def test_nothing_keeps_anybody_out_and_nothing_is_wider_than_the_screen(
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.locator("#scroll").evaluate("box => box.scrollWidth <= box.clientWidth")
         page.get_by_role("button", name="How it answers").click()
+        expect(page.get_by_role("dialog")).to_be_visible()
         assert serious_faults(page) == []
         page.keyboard.press("Escape")
         if touch:
