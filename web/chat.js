@@ -431,8 +431,10 @@ export class Chat {
   /** Goes to another version of a message's turn, and to what was said after it. @param {Message} message @param {-1 | 1} step */
   async showVersion({ responseId }, step) {
     const thread = this.#state.current;
+    if (thread.id === null) return;
+    await this.#conversations.settled(thread.id);
     const group = responseId && this.#versionsOf(responseId);
-    if (!group || thread.id === null || thread.active) return;
+    if (!group || thread !== this.#state.current || thread.active) return;
     const target = group[group.findIndex(({ turn }) => turn === responseId) + step];
     const left = { turn: responseId, leaf: lastTurn(thread.messages) ?? responseId };
     try {

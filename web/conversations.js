@@ -124,6 +124,11 @@ export class Conversations {
     return done;
   }
 
+  /** Resolves when what was changed of a conversation is with the server: until then its news may have what was before. @param {string} id */
+  async settled(id) {
+    await this.#updates.get(id);
+  }
+
   /** @param {Conversation} known @param {(metadata: Metadata) => Metadata} change */
   async #update(known, change) {
     try {

@@ -243,11 +243,11 @@ async def test_a_server_that_hangs(open_bus, own_server):
 
 async def test_silence_is_no_fault(open_bus, own_server, monkeypatch):
     """A server that has nothing to say answers pings: no gap is told for it."""
-    monkeypatch.setattr(buses, "POLL_S", 0.02)
+    monkeypatch.setattr(buses, "POLL_S", 0.2)
     one, two = await open_bus(own_server.url), await open_bus(own_server.url)
     ear = Ear()
     await one.subscribe("c", ear)
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(1)
     two.publish("c", {"n": 1})
     await until(lambda: ear.heard)
     assert ear.heard == [{"n": 1}]
