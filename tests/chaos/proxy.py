@@ -8,6 +8,8 @@ import socket
 import struct
 from typing import Final
 
+from tests.support.listening import accept_no_more
+
 CHUNK: Final = 16 * 1024
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: closing sends RST
 
@@ -31,8 +33,9 @@ class Link:
         finally:
             for way in ways:
                 way.cancel()
-            await asyncio.wait(ways)
             self.cut(reset=False)
+            await asyncio.wait(ways)
+            await asyncio.gather(*(side.wait_closed() for side in self._sides), return_exceptions=True)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -49,7 +52,9 @@ class Link:
         """Close both sides, by RST or by FIN."""
         for side in self._sides:
             if reset:
-                side.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                own_socket = side.get_extra_info("socket")
+                if own_socket.fileno() >= 0:  # not closed by then
+                    own_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 side.transport.abort()
             else:
                 side.close()
@@ -64,8 +69,10 @@ class Proxy:
         self.delay_s = 0.0
         self.flowing = asyncio.Event()
         self.flowing.set()
-        self._links: dict[Link, asyncio.Task[None] | None] = {}
+        self._links: set[Link] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # one for each client, also for those without a link yet
         self._server: asyncio.Server | None = None
+        self._closed = False
 
     async def start(self) -> Proxy:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -74,13 +81,16 @@ class Proxy:
 
     async def close(self) -> None:
         """Stop listening and cut everything."""
+        self._closed = True  # a client may have been accepted whose task has not begun
         if self._server is not None:
+            await accept_no_more(self._server)
             self._server.close()
         self.resume()
         self.cut(reset=True)
-        tasks = [task for task in self._links.values() if task is not None]
-        if tasks:
-            await asyncio.wait(tasks)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     def cut(self, *, reset: bool, share: float = 1.0, rng: random.Random | None = None) -> int:
         """Cut connections; return how many. share: of the connections, chosen by `rng`."""
@@ -101,14 +111,27 @@ class Proxy:
         self.delay_s = 0.0
 
     async def _accept(self, from_client: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            if not self._closed:
+                await self._lead(from_client, client)
+        except asyncio.CancelledError:
+            if not self._closed:
+                raise  # `close` cancels it; asyncio would log that as a fault of the callback
+        finally:
+            client.transport.abort()
+            self._tasks.discard(task)
+
+    async def _lead(self, from_client: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         try:
             from_gateway, gateway = await asyncio.open_connection("127.0.0.1", self.target_port)
         except OSError:
-            client.transport.abort()
             return
         link = Link(self, client, gateway)
-        self._links[link] = asyncio.current_task()
+        self._links.add(link)
         try:
             await link.run(from_client, from_gateway)
         finally:
-            del self._links[link]
+            self._links.discard(link)

@@ -16,11 +16,22 @@ class Network:
 
     def __init__(self, server: ServerProcess) -> None:
         self._proxy = Proxy(server.port)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run(ready)), daemon=True)
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._proxy.start(), self._loop).result(10)
+        assert ready.wait(10)
         self.url = f"http://127.0.0.1:{self._proxy.port}/"
+
+    async def _run(self, ready: threading.Event) -> None:
+        self._loop, self._closed = asyncio.get_running_loop(), asyncio.Event()
+        await self._proxy.start()
+        ready.set()
+        await self._closed.wait()
+        await self._proxy.close()
+        # Clients that were just being accepted: cancelled before they have begun, they would leave open sockets.
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others)
+        await asyncio.sleep(0)  # a socket is closed one step after its transport
 
     def _do(self, deed: Callable[[], object]) -> None:
         async def do() -> None:
@@ -44,10 +55,9 @@ class Network:
         self._proxy.target_port = server.port
 
     def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._proxy.close(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._closed.set)
         self._thread.join(10)
-        self._loop.close()
+        assert not self._thread.is_alive()
 
 
 @contextmanager

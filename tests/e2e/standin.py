@@ -19,6 +19,7 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
 from server.gateway.page import Page, security_headers
+from tests.support.listening import accept_no_more
 
 SNAPSHOT_ITEMS = 100
 SEARCH_STEP = 50  # conversations that one command looks through
@@ -78,7 +79,8 @@ class StandIn:
 
     def stop(self) -> None:
         self.loop.call_soon_threadsafe(self.stopped.set)
-        self.thread.join(10)
+        self.thread.join(20)
+        assert not self.thread.is_alive()
 
     def cut_all(self, code: int | None = None) -> None:
         """Closes every socket with a close code; None cuts the wire (the client sees 1006)."""
@@ -94,11 +96,13 @@ class StandIn:
 
     async def _serve(self, ready: threading.Event, port: int) -> None:
         self.loop, self.stopped = asyncio.get_running_loop(), asyncio.Event()
-        async with serve(self._connection, "127.0.0.1", port, process_request=self._page) as server:
+        patience = {"open_timeout": 5, "close_timeout": 5}  # `stop` waits longer
+        async with serve(self._connection, "127.0.0.1", port, process_request=self._page, **patience) as server:
             self.port = server.sockets[0].getsockname()[1]
             self.url = f"http://127.0.0.1:{self.port}/"
             ready.set()
             await self.stopped.wait()
+            await accept_no_more(server.server)
             for task in self.tasks:
                 task.cancel()
 
