@@ -96,8 +96,15 @@ class StandIn:
 
     async def _serve(self, ready: threading.Event, port: int) -> None:
         self.loop, self.stopped = asyncio.get_running_loop(), asyncio.Event()
-        patience = {"open_timeout": 5, "close_timeout": 5}  # `stop` waits longer
-        async with serve(self._connection, "127.0.0.1", port, process_request=self._page, **patience) as server:
+        opening = serve(
+            self._connection,
+            "127.0.0.1",
+            port,
+            process_request=self._page,
+            open_timeout=5,  # `stop` waits longer
+            close_timeout=5,
+        )
+        async with opening as server:
             self.port = server.sockets[0].getsockname()[1]
             self.url = f"http://127.0.0.1:{self.port}/"
             ready.set()
