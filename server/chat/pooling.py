@@ -28,7 +28,7 @@ from server.chat.preparation import CHARS_PER_TOKEN
 from server.chat.rights import may_use
 from server.chat.runtime import Runtime
 from server.chat.waiting import admitted
-from server.engine.base import EngineDeadError, PooledText, PoolingEngine
+from server.engine.base import EngineDeadError, EngineError, PooledText, PoolingEngine
 from server.models.model import Model
 from server.models.pool import Pool
 from server.store.base import StoreUnavailableError
@@ -202,6 +202,8 @@ async def _vectors(
     async def vector(index: int, text: PooledText) -> list[float]:
         numbers = await engine.pool(f"{request_id}-{index}", text, dimensions)
         heard()
+        if not all(map(math.isfinite, numbers)):
+            raise EngineError("the model made numbers that are none (NaN or infinite), which JSON does not have")
         return numbers
 
     tasks = [asyncio.create_task(vector(index, text)) for index, text in enumerate(texts)]

@@ -12,7 +12,7 @@ from server.access.fair_queue import Demand, ServiceClass
 from server.chat.context import Context, fit
 from server.chat.runtime import Runtime
 from server.chat.turn import Turn, context_request
-from server.engine.base import Engine, EngineDeadError
+from server.engine.base import AnswerLostError, Engine, EngineDeadError
 from server.store.base import History
 
 CHARS_PER_TOKEN: Final = 4  # of English text, about
@@ -97,6 +97,8 @@ class Preparation:
             self._prepared = (history.head, await self._fit(engine, history))
         except EngineDeadError:
             self._turn.model.report_dead(engine)  # the turn waits for the next one
+        except AnswerLostError:
+            pass  # it is asked again when the turn runs
 
     async def _was_begun_before(self) -> bool:
         command = self._turn.command

@@ -22,7 +22,7 @@ from server.chat.document import WHOLE, Document, Progress, merge_text
 from server.chat.tally import Tally
 from server.chat.turn import Turn, generation_request
 from server.chat.waiting import Sayer, admitted
-from server.engine.base import EngineDeadError, FinishReason
+from server.engine.base import AnswerLostError, EngineDeadError, FinishReason
 from server.models.replica import Lease
 
 T = TypeVar("T")
@@ -238,15 +238,16 @@ class Summary:
         part.changed.set()
 
     async def _using(self, work: Callable[[Lease, Ticket], Awaitable[T]], patience: Sayer, tokens: int = 0) -> T:
-        """Return what `work` does in a place in the engine; in another one where it died."""
+        """Return what `work` does in a place in the engine; again where the engine died or lost it."""
         turn = self._turn
         demand = Demand(turn.owner, ServiceClass.BATCH, tokens)
         for left in reversed(range(MAX_ENGINES)):
             async with admitted(turn.model, demand, patience, turn.head.conversation) as (lease, ticket):
                 try:
                     return await work(lease, ticket)
-                except EngineDeadError:
-                    lease.report_dead()
+                except (EngineDeadError, AnswerLostError) as error:
+                    if isinstance(error, EngineDeadError):
+                        lease.report_dead()
                     if not left:
                         raise
         raise AssertionError("the loop returns or raises")

@@ -7,13 +7,14 @@ not named here are passed over; servers add many.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import msgspec
 
 from protocol.errors import excerpt
 from protocol.events import Logprob
+from protocol.fields import MAX_TOKENS
 from server.engine.base import Chunk, EngineError, FinishReason, logprob
 from server.engine.sse import SseDecoder, SseError
 
@@ -48,7 +49,11 @@ class _Token(msgspec.Struct):
 
 
 class _Delta(msgspec.Struct):
+    """The thoughts, by either name, are not handed on: they only show that the server works."""
+
     content: str | None = None
+    reasoning: Any = None
+    reasoning_content: Any = None
 
 
 class _Logprobs(msgspec.Struct):
@@ -83,12 +88,20 @@ class CompletionStream:
     repeated: white space that the answer may begin with although it was said before; it is left out.
     top_logprobs: how many alternatives were asked for; None where no logprobs were.
     limit: tokens that the answer may have; None: any number.
+    clean: takes out of an event what nobody may read.
 
     is_over: whether the stream has said `[DONE]`, or far more than it may.
     """
 
-    def __init__(self, repeated: str = "", top_logprobs: int | None = None, limit: int | None = None) -> None:
+    def __init__(
+        self,
+        repeated: str = "",
+        top_logprobs: int | None = None,
+        limit: int | None = None,
+        clean: Callable[[bytes], bytes] = bytes,
+    ) -> None:
         self.is_over = False
+        self._clean = clean
         self._limit = math.inf if limit is None else limit
         self._sse = SseDecoder()
         self._repeated = repeated
@@ -96,7 +109,7 @@ class CompletionStream:
         self._logprobs: list[Logprob] = []  # of what came last
         self._counted = 0
         self._total: int | None = None  # as the server counts, where it does
-        self._seen = 0  # events with text: about as many as tokens
+        self._seen = 0  # events with text or thoughts: about as many as tokens
         self._cached = 0
         self._reason: str | None = None
 
@@ -113,7 +126,7 @@ class CompletionStream:
         try:
             events = self._sse.feed(data)
             text = "".join(self._take(event) for event in events)
-        except (SseError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (SseError, ValueError) as error:  # msgspec's errors are of the second kind
             raise EngineError(f"the server's stream cannot be read: {_shown(error)}") from None
         count = self._new_tokens()
         if self._reason is None and self._is_beyond_limit:
@@ -142,29 +155,32 @@ class CompletionStream:
         self.is_over = self.is_over or event == _DONE
         if self.is_over:
             return ""
-        message = _decoder.decode(event)
+        message = _decoder.decode(self._clean(event))
         if message.error is not None:
             raise EngineError(f"the server reports: {error_text(message.error)}")
         if message.usage is not None:
             self._note(message.usage)
-        text = ""
+        text, has_thoughts = "", False
         for choice in message.choices or ():
             if choice.index:
                 continue  # nobody has asked for several answers
             text += (choice.delta.content if choice.delta else choice.text) or ""
+            has_thoughts = has_thoughts or bool(
+                choice.delta and (choice.delta.reasoning or choice.delta.reasoning_content)
+            )
             self._reason = choice.finish_reason or self._reason
             if choice.logprobs is not None and self._top_logprobs is not None:
                 self._logprobs += _logprobs(choice.logprobs, self._top_logprobs)
-        self._seen += bool(text)
+        self._seen += bool(text or has_thoughts)
         if self._reason == "length":
             text = text.rstrip("\ufffd")  # half a character, cut off by max_tokens
         return self._unrepeated(text)
 
     def _note(self, usage: _Usage) -> None:
         if usage.completion_tokens is not None:
-            self._total = usage.completion_tokens
+            self._total = _count(usage.completion_tokens)
         if usage.prompt_tokens_details is not None:
-            self._cached = usage.prompt_tokens_details.cached_tokens or self._cached
+            self._cached = _count(usage.prompt_tokens_details.cached_tokens or self._cached)
 
     def _new_tokens(self) -> int:
         total = self._seen if self._total is None else min(self._total, max(self._limit, self._seen))
@@ -180,6 +196,11 @@ class CompletionStream:
                 break
             text, self._repeated = text[1:], self._repeated[1:]
         return text
+
+
+def _count(told: int) -> int:
+    """Return a server's count of tokens; what no window holds, and what is less than nothing, is a slip of its own."""
+    return min(max(0, told), MAX_TOKENS)
 
 
 def _logprobs(told: _Logprobs, top: int) -> Iterator[Logprob]:

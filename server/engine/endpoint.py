@@ -24,7 +24,10 @@ MAX_BODY_BYTES: Final = 64 * 1024 * 1024  # of an answer that is read whole; 1,0
 RETRIES: Final = 3
 RETRY_FIRST_S: Final = 0.25  # doubled each time
 RETRY_MAX_S: Final = 5.0  # a server that asks for a longer pause is busy: that is for the client to hear
+MAX_PAUSE_S: Final = 86_400.0  # what a server asks for beyond a day is no time to tell anybody
 _RETRIED_STATUSES: Final = frozenset({429, 502, 503, 504})
+
+_NO_KEY: Final = b"[key]"  # in its place, where a server says it
 
 _HINTS: Final = {
     401: "the key is missing or wrong: see api_key_env",
@@ -63,11 +66,14 @@ class Endpoint:
         self.url = url.rstrip("/")
         self._key_variable = key_variable
         self._silence_timeout_s = silence_timeout_s
+        self._secret = b""
         self._session: aiohttp.ClientSession | None = None
 
     def open(self) -> None:
         """Make ready to ask; raises EngineStartError where the key is not there."""
-        headers = {"Authorization": f"Bearer {self._key()}"} if self._key_variable else {}
+        key = self._key() if self._key_variable else ""
+        self._secret = key.encode()
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._session = aiohttp.ClientSession(
             headers=headers,
             connector=aiohttp.TCPConnector(limit=0),  # admission decides how many answers are made at once
@@ -96,12 +102,29 @@ class Endpoint:
         """Return the answer to a POST once it has begun well; closing it tells the server to stop. Raises as `post`."""
         return await self._begin("POST", path, body, RETRIES)
 
+    async def pieces(self, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+        """Yield what has come since the last time, at least one byte of it. Raises EndpointDownError."""
+        try:
+            while True:
+                # aiohttp's own limit ends with the connection, and where the chunks are malformed it tells no reader.
+                async with asyncio.timeout(self._silence_timeout_s):
+                    data = await response.content.readany()
+                if not data:
+                    return
+                yield data
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise EndpointDownError(f"the stream ended early: {_words(error)}") from None
+
+    def without_key(self, data: bytes) -> bytes:
+        """Return what a server has said without our key in it: some repeat it in their errors, which users see."""
+        return data.replace(self._secret, _NO_KEY) if self._secret else data
+
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None, retries: int) -> Any:
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 response = await self._begin(method, path, body, retries)
                 async with response:
-                    data = await _read(response)
+                    data = self.without_key(await _read(response))
         except TimeoutError:
             raise EndpointSilentError(f"{self._where(path)} did not answer within {ANSWER_TIMEOUT_S:g} s") from None
         except aiohttp.ClientError as error:
@@ -155,11 +178,12 @@ class Endpoint:
         says = ""
         async with response:
             try:
-                data = await response.content.read(16 * MAX_SHOWN_CHARS)
+                data = self.without_key(await response.content.read(16 * MAX_SHOWN_CHARS))
                 says = error_text(orjson.loads(data)) if b"{" in data[:1] else error_text(data.decode())
             except (aiohttp.ClientError, TimeoutError, ValueError):
                 pass  # the status says enough
         if location := response.headers.get("Location"):
+            location = self.without_key(location.encode("utf-8", "replace")).decode()
             says = f"go to {excerpt(location, MAX_SHOWN_CHARS)}; set that url"
         pause_s = _asked_pause(response.headers.get("Retry-After"))
         return EndpointRefusedError(self._where(path), response.status, says, pause_s)
@@ -180,15 +204,6 @@ class Endpoint:
         return excerpt(self._whole(path))
 
 
-async def pieces(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
-    """Yield what has come since the last time, at least one byte of it. Raises EndpointDownError."""
-    try:
-        while data := await response.content.readany():
-            yield data
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        raise EndpointDownError(f"the stream ended early: {_words(error)}") from None
-
-
 async def _read(response: aiohttp.ClientResponse) -> bytes:
     data = bytearray()
     async for piece in response.content.iter_any():
@@ -199,15 +214,17 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _asked_pause(header: str | None) -> float:
-    """Return the seconds that a Retry-After header asks for (RFC 9110, section 10.2.3)."""
+    """Return the seconds that a Retry-After header asks for (RFC 9110, section 10.2.3), 0 where it makes no sense."""
     if header is None:
         return 0.0
-    if header.strip().isdigit():
-        return float(header)
     try:
-        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
-    except ValueError:
+        if header.strip().isdecimal():
+            pause_s = float(header)
+        else:
+            pause_s = email.utils.parsedate_to_datetime(header).timestamp() - time.time()
+    except (ValueError, OverflowError):
         return 0.0
+    return min(max(0.0, pause_s), MAX_PAUSE_S)
 
 
 def _words(error: BaseException) -> str:

@@ -18,7 +18,7 @@ import contextlib
 import difflib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import aiohttp
 import msgspec
@@ -44,7 +44,7 @@ from server.engine.base import (
     refuse_options,
 )
 from server.engine.completion_stream import CompletionStream
-from server.engine.endpoint import Endpoint, EndpointDownError, EndpointRefusedError, EndpointSilentError, pieces
+from server.engine.endpoint import Endpoint, EndpointDownError, EndpointRefusedError, EndpointSilentError
 from server.engine.prompt import PromptRenderer, merge_turns
 from server.engine.tokenizer import load_tokenizer
 
@@ -141,13 +141,14 @@ class OpenAIEngine:
         raise EngineStartError(f"{self._endpoint.url} has no model {self._settings.model!r}: {there}; set source")
 
     def _learn(self, row: dict[str, Any]) -> None:
-        self._counts_always = row.get("owned_by") in _COUNTS_ALL_THE_TIME
-        self._is_vllm = row.get("owned_by") == "vllm"
+        owner = str(row.get("owned_by"))
+        self._counts_always = owner in _COUNTS_ALL_THE_TIME
+        self._is_vllm = owner == "vllm"
         if self._settings.context_length is not None:
             return
         meta = row.get("meta")
         told = row.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else None)
-        if not isinstance(told, int) or told < 1:
+        if not _is_count(told):
             raise EngineStartError(f"{self._endpoint.url} does not tell the model's window: set context_length")
         self.context_length = told
 
@@ -227,17 +228,25 @@ class OpenAIEngine:
         try:
             return await self._count(messages, continuation)
         except EndpointRefusedError as error:
-            raise (PromptError(error.says) if error.status in _REFUSED_INPUT else error) from None
+            raise (PromptError(error.says or str(error)) if error.status in _REFUSED_INPUT else error) from None
         except EndpointSilentError:
             raise  # of one request; whether the server lives is for `check_health` to find
         except EndpointDownError as error:
-            raise EngineDeadError(str(error)) from None
+            raise await self._lost(error) from None
+
+    async def _lost(self, error: EndpointDownError) -> EngineError:
+        """Return what a request that got no answer means: the server may refuse to talk about this one alone."""
+        try:
+            await self._healthy()
+        except EngineError:
+            return EngineDeadError(str(error))
+        return AnswerLostError(str(error))
 
     async def _count(self, messages: Sequence[Message], continuation: str = "") -> int:
         body = {"model": self._settings.model, **_conversation(messages, continuation)}
         answer = await self._endpoint.post(f"{self._root}/tokenize", body, retries=1)
         count = answer.get("count") if isinstance(answer, dict) else None
-        if not isinstance(count, int):
+        if not _is_count(count):
             raise EngineError(f"{self._root}/tokenize answered no count")
         return count
 
@@ -249,7 +258,7 @@ class OpenAIEngine:
         continuation = request.prompt.continuation.text if self._renderer is None else ""
         repeated = continuation[len(continuation.rstrip()) :]
         limit = request.sampling.max_tokens if self._is_bounded(request) else self.context_length
-        stream = CompletionStream(repeated, request.options.top_logprobs, limit)
+        stream = CompletionStream(repeated, request.options.top_logprobs, limit, self._endpoint.without_key)
         self._unfinished += 1
         response: aiohttp.ClientResponse | None = None
         try:
@@ -266,7 +275,7 @@ class OpenAIEngine:
 
     async def _chunks(self, response: aiohttp.ClientResponse, stream: CompletionStream) -> AsyncGenerator[Chunk, None]:
         try:
-            async with contextlib.aclosing(pieces(response)) as parts:
+            async with contextlib.aclosing(self._endpoint.pieces(response)) as parts:
                 while data := await _next(parts, LAST_WORDS_S if stream.has_reason else None):
                     chunk = stream.feed(data)
                     if stream.is_over:
@@ -305,7 +314,7 @@ class OpenAIEngine:
         except EndpointSilentError as error:
             raise AnswerLostError(str(error)) from None
         except EndpointDownError as error:
-            raise EngineDeadError(str(error)) from None
+            raise await self._lost(error) from None
         except EndpointRefusedError as error:
             raise _refusal(error) from None
         finally:
@@ -348,7 +357,11 @@ class OpenAIEngine:
 def _refusal(error: EndpointRefusedError) -> EngineError:
     if error.status in _BUSY:
         return BusyError(str(error), error.pause_s or BUSY_RETRY_S)
-    return RequestError(error.says) if error.status in _REFUSED_INPUT else error
+    return RequestError(error.says or str(error)) if error.status in _REFUSED_INPUT else error
+
+
+def _is_count(told: object) -> TypeGuard[int]:
+    return isinstance(told, int) and not isinstance(told, bool) and told > 0
 
 
 async def _next(parts: AsyncGenerator[bytes, None], timeout_s: float | None) -> bytes:

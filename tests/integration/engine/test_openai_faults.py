@@ -32,6 +32,7 @@ from server.engine.openai import OpenAIEngine, OpenAISettings
 from tests.unit.engine.contract import user
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+KEY = "sk-of-the-tests"
 MODELS = {"data": [{"id": "m", "max_model_len": 100}, {"id": "other"}]}
 
 
@@ -114,6 +115,8 @@ def free_url() -> str:
         (fixed(text="<html>"), {}, "answered no JSON, but text/html: is the url right"),
         (fixed(json=[1]), {}, "answered no list of models"),
         (fixed(json={"data": [3]}), {}, "answered no list of models"),
+        (fixed(json={"data": [{"id": "m", "owned_by": ["x"]}]}), {}, "does not tell the model's window"),
+        (fixed(json={"data": [{"id": "m", "max_model_len": True}]}), {}, "does not tell the model's window"),
         (fixed(json={"data": []}), {}, "no model 'm': its list is empty"),
         (fixed(json=MODELS), {"model": "othre"}, "no model 'othre': it has other"),
         (fixed(json=MODELS), {"model": "other"}, "does not tell the model's window: set context_length"),
@@ -211,7 +214,10 @@ async def test_before_the_first_token_a_busy_server_is_asked_again() -> None:
             BusyError,
             "429: quota .try again in 60 s",
         ),
+        (fixed(429, json={}, Retry_After="9" * 400), BusyError, "try again in 86400 s"),
+        (fixed(429, json={}, Retry_After="Fri, 31 Dec 2099 23:59:59 GMT"), BusyError, "try again in 86400 s"),
         (fixed(400, json={"error": {"message": "too\nlong"}}), RequestError, "too long"),
+        (fixed(400, text="{" * 9000), RequestError, "chat/completions answered 400: no text"),
         (fixed(text="<html>hello"), EngineError, "answered text/html, not a stream"),
         (fixed(json={"choices": []}), EngineError, "answered application/json, not a stream"),
         (stream_of(b"{nonsense"), EngineError, "cannot be read"),
@@ -266,6 +272,106 @@ async def test_silence_in_the_middle_loses_the_answer() -> None:
     async with serving(chat=chat) as url, engine_of(url, silence_timeout_s=0.2) as engine:
         with pytest.raises(AnswerLostError, match="time is up"):
             await answer(engine)
+
+
+async def test_a_stream_whose_chunks_are_malformed_loses_the_answer() -> None:
+    """The connection is closed then, and who reads is told nothing."""
+    read = asyncio.Event()
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"data: " + event("x") + b"\n\n")
+        await read.wait()
+        assert request.transport is not None
+        request.transport.write(b"no size\r\nof a chunk\r\n")
+        await asyncio.Event().wait()
+        return response
+
+    async with serving(chat=chat) as url, engine_of(url, silence_timeout_s=0.2) as engine:
+        chunks = engine.generate(GenerationRequest("r", await engine.render(user("x")), Sampling(5)))
+        assert (await anext(chunks)).text == "x"
+        read.set()
+        with pytest.raises(AnswerLostError, match="ended early: time is up"):
+            await anext(chunks)
+
+
+async def test_a_server_that_drops_one_request_is_not_called_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers others, and would stop doing so if it was: only a server that is unwell, too, is dead."""
+    monkeypatch.setattr(endpoint, "RETRY_FIRST_S", 0.001)
+
+    async def drop(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    asked = []
+
+    async def tokenize(request: web.Request) -> web.StreamResponse:
+        asked.append(request)
+        return await (drop(request) if len(asked) > 1 else fixed(json={"count": 3})(request))
+
+    async with serving(chat=drop) as url, engine_of(url, context_length=100) as engine:
+        with pytest.raises(AnswerLostError, match="does not answer"):
+            await answer(engine)
+    async with serving(tokenize=tokenize) as url, engine_of(url) as engine:
+        with pytest.raises(AnswerLostError, match="does not answer"):
+            await engine.render(user("x"))
+    async with serving(chat=drop, health=fixed(500)) as url, engine_of(url, context_length=100) as engine:
+        with pytest.raises(EngineDeadError, match="does not answer"):
+            await answer(engine)
+
+
+@pytest.mark.parametrize("pause", ["\u00b2", "-5", "soon", "Fri, 31 Dec 2099 23:59:59 +99999999999"])
+async def test_a_pause_that_makes_no_sense_is_none(pause: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request is tried again as if none was asked for."""
+    monkeypatch.setattr(endpoint, "RETRY_FIRST_S", 0.001)
+    async with serving(chat=fixed(429, json={}, Retry_After=pause)) as url, engine_of(url) as engine:
+        with pytest.raises(BusyError) as caught:
+            await answer(engine)
+        assert caught.value.retry_after_s == openai.BUSY_RETRY_S
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "headers"),
+    [
+        (401, b'{"error": {"message": "Incorrect API key provided: %s"}}', {}),
+        (400, b"bad key %s", {}),
+        (302, b"", {"Location": f"https://else.example/?key={KEY}"}),
+        (200, b'data: {"error": "bad key %s"}\n\n', {"Content-Type": "text/event-stream"}),
+        (200, b'data: {"choices": [{"finish_reason": "%s"}]}\n\n', {"Content-Type": "text/event-stream"}),
+        (200, b"data: %s\n\n", {"Content-Type": "text/event-stream"}),
+    ],
+)
+async def test_a_server_that_repeats_the_key_does_not_make_us_tell_it(
+    status: int, body: bytes, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it says goes to users and into the log; also where the key comes in two pieces."""
+    monkeypatch.setenv("TEST_KEY", KEY)
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        assert request.headers["Authorization"] == f"Bearer {KEY}"
+        said = body.replace(b"%s", KEY.encode())
+        response = web.StreamResponse(status=status, headers=headers)
+        await response.prepare(request)
+        half = said.find(KEY[3:].encode())
+        await response.write(said[:half])
+        if status == 200:
+            await asyncio.sleep(0)
+        await response.write(said[half:])
+        return response
+
+    settings: Any = {"api_key_env": "TEST_KEY", "context_length": 100}
+    async with serving(chat=handler) as url, engine_of(url, **settings) as engine:
+        with pytest.raises(EngineError) as caught:
+            await answer(engine)
+    assert KEY not in str(caught.value)
+    if status != 200:
+        async with serving(models=handler) as url:
+            with pytest.raises(EngineStartError) as refused:
+                async with engine_of(url, **settings):
+                    pass
+        assert KEY not in str(refused.value)
 
 
 async def test_a_request_that_is_not_answered_is_lost_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from protocol.commands import ClassifyCreate, EmbeddingCreate, RerankCreate
 from protocol.errors import ProtocolError
 from server.chat.pooling import _classify, _embed, _rerank
-from server.engine.base import PooledText, RequestError
+from server.engine.base import EngineError, PooledText, RequestError
 
 
 class Scripted:
@@ -94,6 +94,20 @@ async def test_a_text_that_is_too_long_is_named(query: str, documents: list[str]
     with pytest.raises(ProtocolError, match="11 tokens, but the model takes 10") as caught:
         await _rerank(RerankCreate(model="m", query=query, documents=documents), engine("embed"), nobody)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+async def test_numbers_that_json_does_not_have_are_the_model_s_fault(number: float) -> None:
+    """It is said, whatever was asked for, instead of null or an order by nothing."""
+    vectors: Any = {"a": [1.0, 0.0], "b": [0.5, number]}
+    embeds, classifies = engine("embed", **vectors), engine("classify", ("x", "y"), **vectors)
+    for made in (
+        _embed(EmbeddingCreate(model="m", input=["a", "b"], encoding_format="base64"), embeds, nobody),
+        _rerank(RerankCreate(model="m", query="a", documents=["b"]), embeds, nobody),
+        _classify(ClassifyCreate(model="m", input="b"), classifies, nobody),
+    ):
+        with pytest.raises(EngineError, match="NaN or infinite"):
+            await made
 
 
 async def test_one_text_that_fails_takes_the_others_back() -> None:

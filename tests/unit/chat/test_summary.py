@@ -10,7 +10,7 @@ import pytest
 from protocol.events import Usage
 from server.access.auth import Right, User
 from server.chat.document import GAP, LAST_TITLE, MERGE, PART, TITLE, WHOLE, Progress
-from server.engine.base import Chunk, EngineDeadError, FinishReason, GenerationRequest
+from server.engine.base import AnswerLostError, Chunk, EngineDeadError, FinishReason, GenerationRequest
 from tests.support.memory import MemoryClient, MemoryStore, until
 from tests.support.scripted import ScriptedEngine
 from tests.unit.chat.conftest import Gateway
@@ -29,7 +29,7 @@ class Summarizer(ScriptedEngine):
         super().__init__(**options)
         self.gate = asyncio.Event()
         self.gate.set()
-        self.deaths = 0
+        self.deaths = self.losses = 0
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
         self.requests.append(request)
@@ -45,6 +45,9 @@ class Summarizer(ScriptedEngine):
             if self.deaths:
                 self.deaths -= 1
                 raise EngineDeadError("gone")
+            if self.losses:
+                self.losses -= 1
+                raise AnswerLostError("lost")
             yield Chunk(text[1:], len(text[1:]), FinishReason.STOP)
         finally:
             self.unfinished -= 1
@@ -191,6 +194,16 @@ async def test_an_engine_that_dies(a: Gateway, engine: Summarizer):
     a.replace_engine(engine)
     await a.client.until("response.completed")
     assert a.client.text() == expected()
+
+
+async def test_a_part_that_is_lost(a: Gateway, engine: Summarizer):
+    """It goes on from its text so far, in the same engine, which others use."""
+    engine.losses = 2
+    await a.create(input=DOCUMENT, task="summarize")
+    await a.client.until("response.completed")
+    assert a.client.text() == expected()
+    assert len(engine.requests) == 9
+    assert not engine.is_closed
 
 
 async def test_a_part_that_fails(a: Gateway, engine: Summarizer):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.fields import MAX_TOKENS
 from server.engine.base import EngineError, FinishReason
 from server.engine.completion_stream import CompletionStream
 from server.engine.sse import MAX_EVENT_BYTES, SseDecoder, SseError
@@ -45,6 +46,32 @@ def test_it_does_not_matter_where_the_bytes_are_cut(cuts):
     last = stream.finish()
     assert last is not None
     assert (last.finish_reason, last.cached_tokens) == (FinishReason.STOP, 3)
+
+
+def test_thoughts_show_that_the_server_works():
+    """They are no part of the answer, and count as tokens where the server does not count."""
+    for name in ("reasoning", "reasoning_content"):
+        stream = CompletionStream()
+        chunk = stream.feed(data(choices=[{"delta": {name: "Hm."}}]))
+        assert chunk is not None
+        assert (chunk.text, chunk.token_count) == ("", 1)
+
+
+@pytest.mark.parametrize(("told", "counted"), [(-9, 0), (10**30, MAX_TOKENS)])
+def test_counts_that_cannot_be_are_made_such_as_can(told, counted):
+    """Else a slip of the server's becomes an end of ours that cannot be written."""
+    stream = CompletionStream()
+    stream.feed(delta("x", "stop", usage={"completion_tokens": told, "prompt_tokens_details": {"cached_tokens": told}}))
+    last = stream.finish()
+    assert last is not None
+    assert last.cached_tokens == counted
+
+
+def test_logprobs_that_do_not_fit_their_tokens_are_a_fault_of_the_server():
+    """More tokens than logprobs."""
+    stream = CompletionStream(top_logprobs=1)
+    with pytest.raises(EngineError, match="cannot be read"):
+        stream.feed(data(choices=[{"text": "ab", "logprobs": {"tokens": ["a", "b"], "token_logprobs": [-1.0]}}]))
 
 
 def test_tokens_are_counted_by_pieces_where_the_server_does_not():
