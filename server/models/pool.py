@@ -17,7 +17,7 @@ from typing import Final
 from server.config import ModelConfig
 from server.engine.base import Engine, EngineStartError
 from server.models import placement, scaling, state
-from server.models.errors import ModelFailedError, NoRoomError, RegistryError, UnknownModelError
+from server.models.errors import ModelFailedError, ModelsError, NoRoomError, RegistryError, UnknownModelError
 from server.models.model import Model, ModelState, Want
 from server.models.registry import Registry
 from server.models.replica import Replica
@@ -319,11 +319,17 @@ class Pool:
             is_waiting = all(replica.phase is not Phase.LOADING for replica in model.replicas)
             due = model.wanted_since + self._want_timeout_s
             if is_waiting and due <= now:
-                text = f"there was no room for model '{model.name}' within {self._want_timeout_s:g} s: others are busy"
-                model.fail_wants(NoRoomError(text, retry_after_s=RESTART_FIRST_S))
+                model.fail_wants(self._late(model, now))
             elif is_waiting:
                 look_at = min(look_at, due)
         return look_at
+
+    def _late(self, model: Model, now: float) -> ModelsError:
+        """Return what a model was waited for in vain: its server, where that is away, else room."""
+        if model.fault is not None and model.retry_at > now:
+            return ModelFailedError(model.fault, model.retry_at - now)
+        text = f"there was no room for model '{model.name}' within {self._want_timeout_s:g} s: others are busy"
+        return NoRoomError(text, retry_after_s=RESTART_FIRST_S)
 
     def _view(self, now: float) -> state.State:
         """Return what `placement` needs to know: of the models only those that something has to be done about."""

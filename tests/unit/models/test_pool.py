@@ -557,6 +557,20 @@ async def test_no_room_in_time(share):
     lease.release()
 
 
+async def test_a_server_that_stays_away(share, monkeypatch):
+    """What it died of is told to who has waited as long, not that others are busy."""
+    shared = share("ab", want_timeout_s=0.02)
+    shared["a"].is_elsewhere = True
+    lease = await shared.lease("a")
+    monkeypatch.setattr(pools, "RESTART_FIRST_S", 50)
+    monkeypatch.setattr(pools, "RESTART_MAX_S", 50)
+    lease.report_dead()
+    lease.release()
+    with pytest.raises(ModelFailedError, match="the engine died; starting it again in 50 s") as caught:
+        await shared.turn("a")
+    assert caught.value.retry_after_s == pytest.approx(50, abs=5)
+
+
 async def test_an_engine_that_dies_does_not_touch_others(share):
     """Who waits for it gets the next one."""
     shared = share("ab", devices=(Device("d", 2.0),))
