@@ -10,7 +10,7 @@ from tests.benchmarks.processes import Process, host
 
 FIXED: Final = 8  # users in a fixed batch
 MOST_SEQS: Final = 32
-LENGTHS: Final = (4, 12, 6, 10)  # tokens of an answer, by turns: a fixed batch waits for its longest
+LENGTHS: Final = (3, 9, 5, 7)  # tokens of an answer, by turns: a fixed batch waits for its longest
 WAYS: Final = ("one after another", f"fixed batches of {FIXED}", "continuous (vLLM)")
 QUESTION: Final = "What is the capital of country number {}?"
 

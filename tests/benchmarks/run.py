@@ -80,7 +80,7 @@ def _vllm() -> str:
 
 def measure_streams(results: Results) -> None:
     """The contenders on one real vLLM."""
-    levels = {32: 32, 128: 32} if results.quick else {32: 96, 128: 96, 256: 48}
+    levels = {32: 32, 128: 32} if results.quick else {32: 96, 128: 80, 256: 48}
     plan = streams.Plan(levels, results.rounds)
     ports = streams.contenders_ports()
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tokenwire" / "benchmark-model"
@@ -114,7 +114,7 @@ def measure_batching(results: Results) -> None:
         return
     model = resolve(DEFAULT_MODEL, progress=print)
     with tempfile.TemporaryDirectory() as data:
-        figures, results.batching = batching.measure(model, data, (1, 2, 4, 8, 16, 32))
+        figures, results.batching = batching.measure(model, data, (1, 2, 4, 8, 32))
     results.figures += figures
 
 
