@@ -12,6 +12,7 @@ control tokens that a message spells are broken up with a zero width space.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import difflib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -254,6 +255,7 @@ class _Answer:
         self._silence_timeout_s = settings.silence_timeout_s
         self._max_tokens = request.sampling.max_tokens
         self._text = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # some models cut characters in two
         self._new_tokens = self._tokens = 0
         self._reason = ""
         self._changed = asyncio.Event()
@@ -302,13 +304,14 @@ class _Answer:
             self._take(result)
 
     def _take(self, result: InferResult) -> None:
-        text = _string(result, "text_output")
+        said = _bytes(result, "text_output")
+        text = self._decoder.decode(said)
         counted = result.as_numpy("num_output_tokens")
-        count = bool(text) if counted is None else int(counted.sum())
+        count = bool(said) if counted is None else int(counted.sum())
         self._text += text
         self._new_tokens += count
         self._tokens += count
-        self._reason = _string(result, "finish_reason") or self._reason
+        self._reason = _bytes(result, "finish_reason").decode("utf-8", "replace") or self._reason
         if text or count:
             self._changed.set()
 
@@ -346,9 +349,9 @@ def _tensor(name: str, value: bytes | bool) -> Any:
     return tensor
 
 
-def _string(result: InferResult, name: str) -> str:
+def _bytes(result: InferResult, name: str) -> bytes:
     values = result.as_numpy(name)
-    return "" if values is None else b"".join(values.reshape(-1).tolist()).decode("utf-8", "replace")
+    return b"" if values is None else b"".join(values.reshape(-1).tolist())
 
 
 def _code(error: BaseException) -> str:

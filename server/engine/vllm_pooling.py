@@ -20,6 +20,7 @@ from server.engine.base import (
     PooledText,
     ProgressCallback,
     Prompt,
+    RefusedError,
     RequestError,
     VllmSettings,
 )
@@ -106,6 +107,9 @@ class VllmPoolingEngine(VllmEngine):
                 async for output in outputs:
                     return [float(number) for number in output.outputs.data.reshape(-1).tolist()]
         except (ValueError, VLLMClientError) as error:
+            if dimensions is not None:
+                words = f"this model's vectors cannot be cut to {dimensions} numbers; leave dimensions out"
+                raise RefusedError(words, "dimensions") from error
             raise RequestError(excerpt(" ".join(str(error).split()))) from error
         except EngineError:
             raise

@@ -1,7 +1,8 @@
 """What runs inside Triton: a model with the vLLM backend's contract that says the prompt's last line, word by word.
 
 Prompts are ChatML. `slow` in the text: a word each 50 ms. `fail`: an error in the middle. `hang`: nothing more.
-`forever`: far more than asked for. Sampling parameters are written down, and so is a request that was cancelled.
+`bytes`: one byte a piece. `forever`: far more than asked for. Sampling parameters are written down, and so is a request
+that was cancelled.
 """
 
 import json
@@ -58,13 +59,15 @@ class TritonPythonModel:
                 break
             last = number + 1 == min(limit, len(words))
             reason = ("length" if len(words) > limit else "stop") if last else "None"
-            sender.send(self._response(word, reason))
+            whole = word.encode()
+            for piece in [bytes([byte]) for byte in whole] if "bytes" in said[0] else [whole]:
+                sender.send(self._response(piece, reason))
             if "slow" in said[0]:
                 time.sleep(0.05)
         sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def _response(self, word, reason):
-        tensors = [pb.Tensor("text_output", np.array([word.encode()], dtype=np.object_))]
+        tensors = [pb.Tensor("text_output", np.array([word], dtype=np.object_))]
         if self._tells:
             tensors.append(pb.Tensor("finish_reason", np.array([reason.encode()], dtype=np.object_)))
             tensors.append(pb.Tensor("num_output_tokens", np.array([1], dtype=np.uint32)))

@@ -72,6 +72,13 @@ async def test_an_answer_streams_and_ends_by_itself(engine: TritonEngine) -> Non
     assert engine.unfinished == 0
 
 
+async def test_characters_in_pieces_are_put_together(engine: TritonEngine) -> None:
+    """A byte at a time, as some models send them: no chunk has half a character."""
+    chunks = await ask(engine, user("bytes \U0001fae0\u9f9c né"), Sampling(200))
+    assert text_of(chunks) == "bytes \U0001fae0\u9f9c né"
+    assert "\ufffd" not in "".join(chunk.text for chunk in chunks)
+
+
 async def test_a_late_consumer_gets_what_has_gathered(engine: TritonEngine) -> None:
     """As one chunk."""
     chunks, first = await begin(engine, user("slow one two three four"), Sampling(20))

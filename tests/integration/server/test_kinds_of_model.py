@@ -251,7 +251,8 @@ async def test_what_cannot_be_done_is_refused(gateway: ServerProcess) -> None:
         assert error["code"] == "model_not_found"
         assert "minilm" in error["message"]
         error = await user.refused("embedding.create", model="minilm", input="x", dimensions=64)
-        assert error["code"] == "invalid_request"
+        assert (error["code"], error["param"]) == ("invalid_request", "dimensions")
+        assert error["message"] == "this model's vectors cannot be cut to 64 numbers; leave dimensions out"
         error = await user.refused("response.create", model="minilm", input="hello")
         assert error["code"] == "invalid_request"
         assert "makes no text" in error["message"]
