@@ -374,6 +374,14 @@ async def test_a_server_that_repeats_the_key_does_not_make_us_tell_it(
         assert KEY not in str(refused.value)
 
 
+async def test_a_key_that_is_no_secret_may_be_a_word_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_KEY", "EMPTY")
+    chat = stream_of(event("The list is EMPTY."), event(reason="stop"))
+    async with serving(chat=chat) as url, engine_of(url, api_key_env="TEST_KEY") as engine:
+        chunks = await answer(engine)
+    assert "".join(chunk.text for chunk in chunks) == "The list is EMPTY."
+
+
 async def test_a_request_that_is_not_answered_is_lost_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was waited for long enough: it is not asked again here, and the server is not called dead for it."""
     asked = []
