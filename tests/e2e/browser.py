@@ -96,6 +96,11 @@ class ChatPage:
     def send(self, text: str) -> None:
         """Types a message and presses Enter; does not wait for the answer."""
         self.input.fill(text)
+        self.enter()
+
+    def enter(self) -> None:
+        """Sends what is in the text field, as soon as it can be: nothing goes out while a conversation is loaded."""
+        expect(self.page.locator("#send")).to_be_enabled()
         self.input.press("Enter")
 
     def ask(self, text: str) -> str:

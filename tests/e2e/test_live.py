@@ -162,8 +162,8 @@ def test_turns_of_two_tabs_at_the_same_moment_are_in_one_order_everywhere(server
     left, right = words("left", 30), words("right", 30)
     for chat, text in ((one, left), (two, right)):
         chat.input.fill(text)
-    one.input.press("Enter")
-    two.input.press("Enter")
+    one.enter()
+    two.enter()
     for chat in (one, two):
         expect(chat.page.locator(".message.assistant[data-status=completed]")).to_have_count(3, timeout=30_000)
     assert sorted(texts(one)) == sorted(["hello", "hello", left, left, right, right])

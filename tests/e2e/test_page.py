@@ -130,7 +130,7 @@ def test_the_conversation_is_there_after_a_server_restart(tmp_path: Path, open_p
         server.restart()
         expect(chat.banner).to_be_hidden(timeout=20_000)
         expect(chat.input).to_have_value("typed before the restart")
-        chat.input.press("Enter")
+        chat.enter()
         expect(chat.answers).to_have_count(2)
         chat.expect_status("completed")
         assert chat.answer.text_content() == "typed before the restart"
@@ -148,7 +148,7 @@ def test_a_refusal_is_shown_in_place_and_the_text_stays(server: ServerProcess, o
     chat.ask("hello")
     too_long = "x" * 1_100_000  # more than the server takes in one message
     chat.input.fill(too_long)
-    chat.input.press("Enter")
+    chat.enter()
     expect(chat.problem).to_be_visible(timeout=60_000)  # a browser needs seconds for so long a line
     assert chat.input.input_value() == too_long
     assert chat.ask("still here") == "still here"

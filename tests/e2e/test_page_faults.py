@@ -107,7 +107,7 @@ def test_a_reload_before_the_turn_was_accepted_sends_it_once(stand_in: StandIn, 
         chat.page.wait_for_timeout(10)
     chat.page.reload()
     expect(chat.input).to_have_value("!silent as the grave")
-    chat.input.press("Enter")
+    chat.enter()
     expect(chat.answers).to_have_count(1)
     while len(kinds(stand_in, "response.create")) < 2:
         chat.page.wait_for_timeout(10)
@@ -125,7 +125,7 @@ def test_a_final_close_says_why_and_can_be_tried_again(stand_in: StandIn, open_p
     stand_in.closing = False
     chat.page.get_by_role("button", name="Try now").click()
     expect(chat.banner).to_be_hidden()
-    chat.input.press("Enter")
+    chat.enter()
     chat.expect_status("completed")
 
 
@@ -159,7 +159,7 @@ def test_five_thousand_words_stay_smooth(stand_in: StandIn, open_page: Open):
         "() => { window.tasks = []; new PerformanceObserver((list) => { for (const entry of list.getEntries())"
         " window.tasks.push(entry.duration); }).observe({ entryTypes: ['longtask'] }); }"
     )
-    chat.input.press("Enter")
+    chat.enter()
     chat.expect_status("completed")
     expect(chat.answer.locator("li")).to_have_count(100)
     assert chat.answer.locator("pre code").text_content() == code
@@ -177,7 +177,7 @@ def test_a_file_without_a_word_is_summarised_and_its_parts_are_counted(
     file.write_text("long ago")
     chat.page.locator("#file").set_input_files(file)
     expect(chat.page.locator("#files")).to_contain_text("book.txt")
-    chat.input.press("Enter")
+    chat.enter()
     expect(chat.answers.last).to_contain_text("1 of 4 parts are summarised")
     expect(chat.page.get_by_role("progressbar")).to_have_attribute("value", "0.25")
     stand_in.go_on()
@@ -229,7 +229,7 @@ def test_without_storage_the_page_works_and_nothing_typed_is_lost(
     expect(chat.input).to_have_value("!refuse this")
     chat.reopen("hello")
     expect(chat.input).to_have_value("typed here")
-    chat.input.press("Enter")
+    chat.enter()
     chat.expect_status("completed")
     chat.page.get_by_role("button", name="Settings").click()
     chat.page.get_by_label("Appearance").select_option("dark")

@@ -75,7 +75,7 @@ def test_a_key_is_asked_for_checked_and_forgotten(open_keyed: Callable[..., Chat
     expect(chat.page.get_by_role("alert").filter(has_text="does not accept")).to_be_visible()
     sign_in(chat, token("ann"))
     expect(chat.input).to_have_value("typed before")
-    chat.input.press("Enter")
+    chat.enter()
     chat.expect_status("completed")
     expect(chat.answer).to_have_text("typed before")
     chat.page.reload()  # this tab stays signed in

@@ -77,7 +77,7 @@ def test_a_message_with_a_file_that_was_not_accepted_comes_back_as_it_was(
         chat.page.reload()
         expect(chat.input).to_have_value("!silent as the grave")
         expect(attached(chat)).to_have_text("notes.md")
-        chat.input.press("Enter")
+        chat.enter()
 
 
 def test_what_is_typed_into_a_message_waits_there(chat: ChatPage):
