@@ -88,7 +88,7 @@ class CompletionStream:
     repeated: white space that the answer may begin with although it was said before; it is left out.
     top_logprobs: how many alternatives were asked for; None where no logprobs were.
     limit: tokens that the answer may have; None: any number.
-    clean: takes out of an event what nobody may read.
+    clean: takes out of what the server says of itself what nobody may read.
 
     is_over: whether the stream has said `[DONE]`, or far more than it may.
     """
@@ -98,7 +98,7 @@ class CompletionStream:
         repeated: str = "",
         top_logprobs: int | None = None,
         limit: int | None = None,
-        clean: Callable[[bytes], bytes] = bytes,
+        clean: Callable[[str], str] = str,
     ) -> None:
         self.is_over = False
         self._clean = clean
@@ -127,7 +127,7 @@ class CompletionStream:
             events = self._sse.feed(data)
             text = "".join(self._take(event) for event in events)
         except (SseError, ValueError) as error:  # msgspec's errors are of the second kind
-            raise EngineError(f"the server's stream cannot be read: {_shown(error)}") from None
+            raise EngineError(f"the server's stream cannot be read: {_shown(error, self._clean)}") from None
         count = self._new_tokens()
         if self._reason is None and self._is_beyond_limit:
             self._reason, self.is_over = "length", True
@@ -143,7 +143,7 @@ class CompletionStream:
             return None
         reason = _FINISH_REASONS.get(self._reason)
         if reason is None:
-            raise EngineError(f"the server broke this answer off ({_shown(self._reason)})")
+            raise EngineError(f"the server broke this answer off ({_shown(self._reason, self._clean)})")
         return Chunk("", 0, reason, self._cached)
 
     @property
@@ -155,9 +155,9 @@ class CompletionStream:
         self.is_over = self.is_over or event == _DONE
         if self.is_over:
             return ""
-        message = _decoder.decode(self._clean(event))
+        message = _decoder.decode(event)
         if message.error is not None:
-            raise EngineError(f"the server reports: {error_text(message.error)}")
+            raise EngineError(f"the server reports: {error_text(message.error, self._clean)}")
         if message.usage is not None:
             self._note(message.usage)
         text, has_thoughts = "", False
@@ -218,13 +218,13 @@ def _logprobs(told: _Logprobs, top: int) -> Iterator[Logprob]:
         yield logprob(token.token, token.logprob, [logprob(one.token, one.logprob) for one in likeliest])
 
 
-def error_text(error: Any) -> str:
-    """Return the message of a server's error object, in one line."""
+def error_text(error: Any, clean: Callable[[str], str]) -> str:
+    """Return the message of a server's error object, in one line. clean: takes out what nobody may read."""
     if isinstance(error, dict):
         inner = error.get("error", error)
         error = inner.get("message", inner) if isinstance(inner, dict) else inner
-    return _shown(error)
+    return _shown(error, clean)
 
 
-def _shown(what: object) -> str:
-    return excerpt(" ".join(str(what).split()), MAX_SHOWN_CHARS)
+def _shown(what: object, clean: Callable[[str], str]) -> str:
+    return excerpt(" ".join(clean(str(what)).split()), MAX_SHOWN_CHARS)

@@ -27,8 +27,7 @@ RETRY_MAX_S: Final = 5.0  # a server that asks for a longer pause is busy: that 
 MAX_PAUSE_S: Final = 86_400.0  # what a server asks for beyond a day is no time to tell anybody
 _RETRIED_STATUSES: Final = frozenset({429, 502, 503, 504})
 
-MIN_SECRET_CHARS: Final = 12  # a shorter key ("EMPTY") is no secret, but perhaps a word of an answer
-_NO_KEY: Final = b"[key]"  # in its place, where a server says it
+_NO_KEY: Final = "[key]"  # in its place, where a server says it
 
 _HINTS: Final = {
     401: "the key is missing or wrong: see api_key_env",
@@ -67,14 +66,13 @@ class Endpoint:
         self.url = url.rstrip("/")
         self._key_variable = key_variable
         self._silence_timeout_s = silence_timeout_s
-        self._secret = b""
+        self._secret = ""
         self._session: aiohttp.ClientSession | None = None
 
     def open(self) -> None:
         """Make ready to ask; raises EngineStartError where the key is not there."""
-        key = self._key() if self._key_variable else ""
-        self._secret = key.encode() if len(key) >= MIN_SECRET_CHARS else b""
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._secret = self._key() if self._key_variable else ""
+        headers = {"Authorization": f"Bearer {self._secret}"} if self._secret else {}
         self._session = aiohttp.ClientSession(
             headers=headers,
             connector=aiohttp.TCPConnector(limit=0),  # admission decides how many answers are made at once
@@ -116,16 +114,16 @@ class Endpoint:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise EndpointDownError(f"the stream ended early: {_words(error)}") from None
 
-    def without_key(self, data: bytes) -> bytes:
-        """Return what a server has said without our key in it: some repeat it in their errors, which users see."""
-        return data.replace(self._secret, _NO_KEY) if self._secret else data
+    def without_key(self, text: str) -> str:
+        """Return what a server says of itself without our key: some repeat it in their errors, which users see."""
+        return text.replace(self._secret, _NO_KEY) if self._secret else text
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None, retries: int) -> Any:
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 response = await self._begin(method, path, body, retries)
                 async with response:
-                    data = self.without_key(await _read(response))
+                    data = await _read(response)
         except TimeoutError:
             raise EndpointSilentError(f"{self._where(path)} did not answer within {ANSWER_TIMEOUT_S:g} s") from None
         except aiohttp.ClientError as error:
@@ -179,13 +177,12 @@ class Endpoint:
         says = ""
         async with response:
             try:
-                data = self.without_key(await response.content.read(16 * MAX_SHOWN_CHARS))
-                says = error_text(orjson.loads(data)) if b"{" in data[:1] else error_text(data.decode())
+                data = await response.content.read(16 * MAX_SHOWN_CHARS)
+                says = error_text(orjson.loads(data) if b"{" in data[:1] else data.decode(), self.without_key)
             except (aiohttp.ClientError, TimeoutError, ValueError):
                 pass  # the status says enough
         if location := response.headers.get("Location"):
-            location = self.without_key(location.encode("utf-8", "replace")).decode()
-            says = f"go to {excerpt(location, MAX_SHOWN_CHARS)}; set that url"
+            says = f"go to {excerpt(self.without_key(location), MAX_SHOWN_CHARS)}; set that url"
         pause_s = _asked_pause(response.headers.get("Retry-After"))
         return EndpointRefusedError(self._where(path), response.status, says, pause_s)
 

@@ -137,7 +137,8 @@ class OpenAIEngine:
         if self._settings.model in names:
             return dict(rows[names.index(self._settings.model)])
         near = difflib.get_close_matches(self._settings.model, names, n=3, cutoff=0.3) or names[:3]
-        there = f"it has {', '.join(map(excerpt, near))}" if near else "its list is empty"
+        shown = (excerpt(self._endpoint.without_key(name)) for name in near)
+        there = f"it has {', '.join(shown)}" if near else "its list is empty"
         raise EngineStartError(f"{self._endpoint.url} has no model {self._settings.model!r}: {there}; set source")
 
     def _learn(self, row: dict[str, Any]) -> None:
