@@ -46,6 +46,7 @@ from server.engine.prompt import PromptRenderer
 from server.engine.vllm_adapters import Adapters
 from server.engine.vllm_chunks import chunk_of
 from server.engine.vllm_outputs import Gathering, outputs
+from server.engine.vllm_socket import LeanReading
 from server.engine.vllm_start import GUIDING, Start, check_source, engine_arguments, not_importable, on_event_loop
 
 if TYPE_CHECKING:
@@ -112,6 +113,8 @@ class VllmEngine:
         except EngineStartError:
             await self.wait_closed()
             raise
+        assert self._llm is not None
+        LeanReading(self._llm.engine_core.resources.output_socket)
 
     async def _abandon(self, loading: asyncio.Future[None]) -> None:
         with contextlib.suppress(EngineStartError):

@@ -131,6 +131,34 @@ class Marks:
         self.idle[str(request_id)] = time.monotonic()
 
 
+class Reading:
+    """How vLLM's socket is read: by Tokenwire's reader, or as vLLM does by itself, which is how all others read it."""
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+        self._socket = llm.engine_core.resources.output_socket
+        self._lean = {name: self._socket.__dict__[name] for name in ("recv_multipart", "_handle_events")}
+        self._is_lean = True
+
+    async def use(self, *, lean: bool) -> None:
+        """Change over; nothing may run."""
+        if lean == self._is_lean:
+            return
+        usual = self._socket.__dict__
+        for name in self._lean:
+            usual.pop(name, None)
+
+        def both(*_: int) -> None:
+            self._lean["_handle_events"]()
+            type(self._socket)._handle_events(self._socket)
+
+        usual |= {**(self._lean if lean else {}), "_handle_events": both}
+        await self._llm.is_sleeping()  # its answer is read as before, and the next message anew
+        usual.pop("_handle_events")
+        usual |= self._lean if lean else {}
+        self._is_lean = lean
+
+
 class Host:
     """The engine, and who serves it."""
 
@@ -147,6 +175,7 @@ class Host:
         self._servers: list[Any] = []
         self._tasks: list[asyncio.Task[Any]] = []
         self._marks: Marks | None = None
+        self._reading: Reading | None = None
 
     async def run(self) -> None:
         """Serve until told to stop."""
@@ -203,6 +232,10 @@ class Host:
         match command.pop("do"):
             case "usage":
                 return {"cpu_s": cpu_s()}
+            case "read":
+                self._reading = self._reading or Reading(self._llm)
+                await self._reading.use(**command)
+                return {}
             case "raw":
                 from tests.benchmarks import contenders
 

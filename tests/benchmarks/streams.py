@@ -23,6 +23,7 @@ RAW, OURS, AFTER, TUTORIAL, VLLM, VLLM_10 = (
 CONTENDERS: Final = (RAW, OURS, AFTER, TUTORIAL, VLLM)  # VLLM_10 where its frame rate is compared
 ONCE: Final = {AFTER}  # at the first level only: the others take minutes
 SLOW: Final = "Tokenwire, tick 100 ms"  # ten tokens a frame where an answer makes 100 a second
+TOKENWIRES: Final = {OURS, AFTER, SLOW}
 PROMPT: Final = "Tell me a story about a small wire that carried words."
 TICK_MS: Final = StoreConfig().tick_ms
 STEADY: Final = 128  # streams of the rows about time
@@ -95,6 +96,7 @@ class Arena:
 
         What they use all the time, with nobody asking, is taken off: it would weigh on whoever takes longest.
         """
+        self._host.do("read", lean=contender in TOKENWIRES)
         if contender == RAW:
             before = self._used()
             seen = self._host.do("raw", streams=streams, tokens=tokens, prompt=PROMPT, spread_s=spread_s)
@@ -149,6 +151,7 @@ class Arena:
 
     def cancel_ms(self, contender: str, streams: int) -> list[float]:
         """Return for each of so many answers, all cancelled at once, how long EngineCore went on with it."""
+        self._host.do("read", lean=contender in TOKENWIRES)
         if contender == RAW:
             seen = self._host.do("cancelled", streams=streams, tokens=1024, prompt=PROMPT)
             return [late_s * 1000 for late_s in seen["late_s"]]
@@ -243,7 +246,7 @@ def _times(arena: Arena, plan: Plan) -> list[Figure]:
 def _weight(arena: Arena, plan: Plan) -> list[Figure]:
     """Bytes, and the cost at the frame rate of stream_interval 10, where each answer makes about 100 tokens/s."""
     streams = _streams_at(arena, 100)
-    tokens = 256
+    tokens = 512
     rows: dict[tuple[str, str], list[float]] = defaultdict(list)
     for _ in range(plan.rounds):
         for contender in (OURS, SLOW, VLLM, VLLM_10):
