@@ -28,7 +28,7 @@ from server.store.base import (
 )
 from server.store.connection import RETRY_PAUSE_S, bulk_connection, connection_options
 from server.store.errors import masked, translated
-from server.store.pipeline import Note, Pipeline
+from server.store.pipeline import NOTHING_USUAL, Note, Pipeline, Usual
 from server.store.redo import Redo
 
 Argument = bytes | str | int | float
@@ -167,30 +167,36 @@ class RedisClient:
         return answer
 
     async def exchange(
-        self, pipeline: Pipeline, packed: bytes, *, count: int = 1, note: Note | None = None
+        self,
+        pipeline: Pipeline,
+        packed: bytes,
+        *,
+        count: int = 1,
+        note: Note | None = None,
+        usual: Usual = NOTHING_USUAL,
     ) -> list[Any]:
         """Return the replies to packed commands, as `Pipeline.send` does; once more where a connection led nowhere.
 
         Raises StoreUnavailableError.
         """
-        replies = await self._send(pipeline, packed, count, note)
+        replies = await self._send(pipeline, packed, count, note, usual)
         is_refused = isinstance(replies, list) and count == 1 and isinstance(replies[0], _NO_MASTER)
         if is_refused or isinstance(replies, _ELSEWHERE):
             if is_refused:
                 pipeline.drop()
             await asyncio.sleep(RETRY_PAUSE_S)
-            replies = await self._send(pipeline, packed, count, note)
+            replies = await self._send(pipeline, packed, count, note, usual)
         if not isinstance(replies, list):
             raise translated(replies, self.shown_url)
         return replies
 
     async def _send(
-        self, pipeline: Pipeline, packed: bytes, count: int, note: Note | None
+        self, pipeline: Pipeline, packed: bytes, count: int, note: Note | None, usual: Usual
     ) -> list[Any] | RedisError | OSError:
         """Return the replies, or the error that came instead of them."""
         self.require_open()
         try:
-            replies = await pipeline.send(packed, count, note)
+            replies = await pipeline.send(packed, count, note, usual)
         except TimeoutError:
             raise self.timed_out() from None
         except (RedisError, OSError) as error:

@@ -4,11 +4,11 @@ Microseconds of our CPU per event (160 bytes, each of another response, up to 20
 busy cores, so only the ratios count; tests/integration/store/benchmark_append.py), in batches of:
 
                                     1    10   100  1000
-    append                         58   7.6   3.0   2.1    hand-packed XADDs, replies counted by hiredis
-    XADDs packed by hiredis        34   6.6   2.9   3.6    without lock, deadline and check of the replies
-    one script packed by hiredis   38   6.9   2.1   1.5    the same
-    one script through redis-py   133    22   7.3   4.3
-    pipeline of redis-py          165    42    20    20
+    append                         63   6.2   1.6   2.2    hand-packed XADDs, replies compared with what they should be
+    XADDs packed by hiredis        45   4.8   2.2   4.0    without lock, deadline and check of the replies
+    one script packed by hiredis   49   4.2   1.4   1.7    the same
+    one script through redis-py   163    15   5.0   6.7
+    pipeline of redis-py          132    28    20    28
 
 XADDs stay: the script saves us up to a microsecond and costs Redis, which all gateways share, more than that (6-10
 microseconds of its CPU per event, XADDs 4-6); and one bad event would fail its whole batch.
@@ -29,33 +29,48 @@ from server.config import StoreConfig
 from server.store.base import JournalEntry, StoreError
 from server.store.client import RedisClient
 from server.store.errors import refusal, translated
-from server.store.pipeline import Pipeline
+from server.store.pipeline import Pipeline, Usual
 from server.store.redo import COUNTER_TTL_S
 
 STREAMS_REMEMBERED: Final = 8192  # running responses of one gateway, about 200 bytes each
+NUMBERS_REMEMBERED: Final = 8192  # of events, about 150 bytes each: answers that run side by side are about as long
+SIZES_REMEMBERED: Final = 1024  # of events
 COUNT_REPLIES: Final = 2  # of `packed_count`
 
 
+def packed_events(prefix: str, entries: Sequence[JournalEntry]) -> tuple[bytes, bytes]:
+    """Return the XADDs of events as RESP, and what Redis replies when it takes them all: their ids.
+
+    prefix: of the streams' keys, before the response's id.
+    """
+    ids = [_entry_id(entry.epoch, entry.sequence_number) for entry in entries]
+    parts: list[bytes] = []
+    for entry, entry_id in zip(entries, ids, strict=True):
+        data = entry.data
+        parts += (_head(prefix, entry.response_id), entry_id, _field(len(data)), data, b"\r\n")
+    return b"".join(parts), b"".join(ids)
+
+
 @lru_cache(maxsize=STREAMS_REMEMBERED)
-def packed_stream(key: str) -> bytes:
+def _head(prefix: str, response_id: str) -> bytes:
     """Return the part of an event's XADD that its stream decides.
 
     NOMKSTREAM: the log of a response that was deleted does not come back.
     """
-    name = key.encode()
-    return b"*6\r\n$4\r\nXADD\r\n$%d\r\n%b\r\n$10\r\nNOMKSTREAM\r\n$" % (len(name), name)
+    name = (prefix + response_id).encode()
+    return b"*6\r\n$4\r\nXADD\r\n$%d\r\n%b\r\n$10\r\nNOMKSTREAM\r\n" % (len(name), name)
 
 
-def packed_event(key: str, epoch: int, sequence_number: int, data: bytes) -> bytes:
-    """Return the XADD of one event, as RESP. key: the stream's."""
-    entry_id = b"%d-%d" % (epoch, sequence_number)
-    return b"%b%d\r\n%b\r\n$1\r\ne\r\n$%d\r\n%b\r\n" % (
-        packed_stream(key),
-        len(entry_id),
-        entry_id,
-        len(data),
-        data,
-    )
+@lru_cache(maxsize=NUMBERS_REMEMBERED)
+def _entry_id(epoch: int, sequence_number: int) -> bytes:
+    name = b"%d-%d" % (epoch, sequence_number)
+    return b"$%d\r\n%b\r\n" % (len(name), name)
+
+
+@lru_cache(maxsize=SIZES_REMEMBERED)
+def _field(size: int) -> bytes:
+    """Return the name of the field, and what stands before its `size` bytes."""
+    return b"$1\r\ne\r\n$%d\r\n" % size
 
 
 def packed_count(key: str) -> bytes:
@@ -85,18 +100,21 @@ class JournalStore:
         """
         if not entries:
             return frozenset()
-        prefix = self._client.key("events", "")
-        events = [packed_event(prefix + e.response_id, e.epoch, e.sequence_number, e.data) for e in entries]
-        packed = b"".join([*events, self._count])
+        events, ids = packed_events(self._client.key("events", ""), entries)
+        packed = events + self._count
         async with self._lock:
             *replies, position, _ = await self._client.exchange(
-                self._journals, packed, count=len(entries) + COUNT_REPLIES
+                self._journals, packed, count=len(entries) + COUNT_REPLIES, usual=Usual(ids, len(entries))
             )
-        doubtful = {
-            entry.response_id: entry.epoch
-            for entry, reply in zip(entries, replies, strict=True)
-            if type(reply) is not bytes and self._is_doubtful(reply)
-        }
+        doubtful = (
+            {
+                entry.response_id: entry.epoch
+                for entry, reply in zip(entries, replies, strict=True)
+                if type(reply) is not bytes and self._is_doubtful(reply)
+            }
+            if replies
+            else {}
+        )
         if type(position) is not int:
             raise self._refused(position)
         self._client.redo.remember(position, len(packed), partial(_append_again, packed, len(entries)))

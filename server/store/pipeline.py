@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis import exceptions
 
@@ -19,18 +19,48 @@ from server.store.connection import BulkConnection
 Note = Callable[[Any], None]
 
 
+class Usual(NamedTuple):
+    """The first `number` replies, as RESP, where all goes well: what comes so is not parsed, and not handed on."""
+
+    replies: bytes
+    number: int
+
+
+NOTHING_USUAL = Usual(b"", 0)
+
+
 class _Commands:
-    """Commands on their way, in one write. count: of their replies. asked_at: loop time."""
+    """Commands on their way, in one write. count: of the replies to hand on. asked_at: loop time."""
 
-    __slots__ = ("asked_at", "count", "future", "note", "packed", "replies")
+    __slots__ = ("asked_at", "came", "count", "future", "note", "packed", "replies", "usual")
 
-    def __init__(self, packed: bytes, count: int, note: Note | None, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, packed: bytes, count: int, note: Note | None, usual: Usual, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.packed = packed
         self.count = count
         self.note = note
+        self.usual = usual
+        self.came = 0  # bytes of the usual replies
         self.replies: list[Any] = []
         self.future: asyncio.Future[list[Any]] = loop.create_future()
         self.asked_at = loop.time()
+
+    def pass_over(self, data: bytes) -> bytes:
+        """Return what is to be parsed when `data` comes: nothing of the usual replies, unless one is another."""
+        expected, before = self.usual.replies, self.came
+        if not expected or self.replies:
+            return data
+        stop = min(len(expected), before + len(data))
+        if not data.startswith(expected[before:stop]):
+            self.usual = NOTHING_USUAL
+            return expected[:before] + data
+        self.came = stop
+        if stop < len(expected):
+            return b""
+        self.count -= self.usual.number
+        self.usual = NOTHING_USUAL
+        return data[stop - before :]
 
     def end(self) -> None:
         """All replies are there."""
@@ -49,6 +79,8 @@ class _Line(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take the whole replies; the parser keeps the rest."""
+        if not (data := self._pipeline.pass_over(self, data)):
+            return
         self._parser.feed(data)
         try:
             self._pipeline.take(self, self._parser.gets)
@@ -77,14 +109,18 @@ class Pipeline:
         self._watch: asyncio.TimerHandle | None = None
         self._heard_at = 0.0  # loop time of the newest reply
 
-    def send(self, packed: bytes, count: int = 1, note: Note | None = None) -> asyncio.Future[list[Any]]:
+    def send(
+        self, packed: bytes, count: int = 1, note: Note | None = None, usual: Usual = NOTHING_USUAL
+    ) -> asyncio.Future[list[Any]]:
         """Send commands that get `count` replies: the future's result; where Redis refuses, one is an exception.
+
+        usual: of a result without these, they came as they are here.
 
         note: called with the first reply before the future's waiter, and also where there is none any more. The future
         raises TimeoutError, redis.exceptions.RedisError, OSError where not all came: it is not known what was done.
         """
         loop = asyncio.get_running_loop()
-        commands = _Commands(packed, count, note, loop)
+        commands = _Commands(packed, count, note, usual, loop)
         self._waiting.append(commands)
         if self._line is not None:
             self._transport.write(packed)
@@ -113,11 +149,15 @@ class Pipeline:
         self._connecting, self._line = None, line
         self._transport.write(b"".join(commands.packed for commands in self._waiting))
 
+    def pass_over(self, line: _Line, data: bytes) -> bytes:
+        """Something has come; return what of it is to be parsed."""
+        self._heard_at = asyncio.get_running_loop().time()
+        return self._waiting[0].pass_over(data) if self._waiting and line is self._line else data
+
     def take(self, line: _Line, next_reply: Callable[[], Any]) -> None:
         """Replies have come; `next_reply` returns one at a time, then False. Raises RedisError; InvalidResponse, too,
         where nobody has asked.
         """
-        self._heard_at = asyncio.get_running_loop().time()
         waiting = self._waiting
         while line is self._line and (reply := next_reply()) is not False:
             if not waiting:

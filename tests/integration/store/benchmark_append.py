@@ -71,8 +71,9 @@ def ways(store: RedisStore, client: Redis) -> dict[str, Way]:
 
 async def measure(way: Way, size: int, first: int) -> tuple[float, float]:
     """Return microseconds of CPU and of wall time per event."""
+    each = 1 + (size - 1) // RESPONSES  # events of one response in a batch
     batches = [
-        [JournalEntry(f"r{n % RESPONSES}", 1, first + number * size + n, DATA) for n in range(size)]
+        [JournalEntry(f"r{n % RESPONSES}", 1, first + number * each + n // RESPONSES, DATA) for n in range(size)]
         for number in range(EVENTS // size)
     ]
     cpu, wall = time.process_time(), time.perf_counter()

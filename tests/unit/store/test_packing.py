@@ -14,24 +14,37 @@ from hypothesis import strategies as st
 
 from protocol.items import Item
 from server.store import records
+from server.store.base import JournalEntry
 from server.store.client import script_source
 from server.store.data_lock import DirectoryLock
 from server.store.embedded import valkey_arguments
-from server.store.journal_writer import packed_event
+from server.store.journal_writer import packed_events
 
 SCRIPTS = sorted(file.name for file in (resources.files("server.store") / "scripts").iterdir())
 
 
-@given(key=st.text(), epoch=st.integers(1), number=st.integers(0), data=st.binary())
-def test_a_packed_event_is_the_command_hiredis_packs(key, epoch, number, data):
-    """Any key, any bytes: the same RESP as a library's, byte for byte."""
+entries = st.builds(JournalEntry, st.text(), st.integers(1), st.integers(0), st.binary())
+
+
+@given(prefix=st.text(), events=st.lists(entries))
+def test_packed_events_are_the_commands_hiredis_packs(prefix, events):
+    """Any key, any bytes: the same RESP as a library's, byte for byte; and the replies are the ids."""
     try:
-        key.encode()
+        "".join([prefix, *(event.response_id for event in events)]).encode()
     except UnicodeEncodeError:
         return
     pack: Any = hiredis.pack_command  # annotated for tuples of one
-    expected = pack(("XADD", key, "NOMKSTREAM", f"{epoch}-{number}", "e", data))
-    assert packed_event(key, epoch, number, data) == expected
+    ids = [f"{event.epoch}-{event.sequence_number}" for event in events]
+    expected = [
+        pack(("XADD", prefix + event.response_id, "NOMKSTREAM", entry_id, "e", event.data))
+        for event, entry_id in zip(events, ids, strict=True)
+    ]
+    packed, replies = packed_events(prefix, events)
+    assert packed == b"".join(expected)
+    reader = hiredis.Reader()
+    reader.feed(replies)
+    assert [reader.gets() for _ in ids] == [entry_id.encode() for entry_id in ids]
+    assert reader.gets() is False
 
 
 items = st.builds(
