@@ -38,16 +38,17 @@ SIZES_REMEMBERED: Final = 1024  # of events
 COUNT_REPLIES: Final = 2  # of `packed_count`
 
 
-def packed_events(prefix: str, entries: Sequence[JournalEntry]) -> tuple[bytes, bytes]:
+def packed_events(prefix: str, entries: Sequence[JournalEntry], end: bytes = b"") -> tuple[bytes, bytes]:
     """Return the XADDs of events as RESP, and what Redis replies when it takes them all: their ids.
 
-    prefix: of the streams' keys, before the response's id.
+    prefix: of the streams' keys, before the response's id. end: what goes out behind them.
     """
     ids = [_entry_id(entry.epoch, entry.sequence_number) for entry in entries]
     parts: list[bytes] = []
     for entry, entry_id in zip(entries, ids, strict=True):
         data = entry.data
         parts += (_head(prefix, entry.response_id), entry_id, _field(len(data)), data, b"\r\n")
+    parts.append(end)
     return b"".join(parts), b"".join(ids)
 
 
@@ -100,21 +101,12 @@ class JournalStore:
         """
         if not entries:
             return frozenset()
-        events, ids = packed_events(self._client.key("events", ""), entries)
-        packed = events + self._count
+        packed, ids = packed_events(self._client.key("events", ""), entries, self._count)
         async with self._lock:
             *replies, position, _ = await self._client.exchange(
                 self._journals, packed, count=len(entries) + COUNT_REPLIES, usual=Usual(ids, len(entries))
             )
-        doubtful = (
-            {
-                entry.response_id: entry.epoch
-                for entry, reply in zip(entries, replies, strict=True)
-                if type(reply) is not bytes and self._is_doubtful(reply)
-            }
-            if replies
-            else {}
-        )
+        doubtful = self._doubtful(entries, replies) if replies else {}
         if type(position) is not int:
             raise self._refused(position)
         self._client.redo.remember(position, len(packed), partial(_append_again, packed, len(entries)))
@@ -124,6 +116,14 @@ class JournalStore:
         """Return (sequence_number, event) after a sequence number (-1: from the start), oldest first; [] if expired."""
         (events,) = await self._client.run("read_events", response_id, after, count)
         return [(int(number), data) for number, data in zip(events[::2], events[1::2], strict=True)]
+
+    def _doubtful(self, entries: Sequence[JournalEntry], replies: Sequence[object]) -> dict[str, int]:
+        """Return the responses, with our epochs, whose events Redis did not take now."""
+        return {
+            entry.response_id: entry.epoch
+            for entry, reply in zip(entries, replies, strict=True)
+            if type(reply) is not bytes and self._is_doubtful(reply)
+        }
 
     def _is_doubtful(self, reply: object) -> bool:
         """Return True for a missing stream and an id that is not greater; raise every other refusal."""
