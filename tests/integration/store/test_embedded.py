@@ -18,6 +18,7 @@ from server.store.embedded import DataDirInUseError, EmbeddedValkey, ValkeyStart
 from server.store.redis import RedisStore
 
 HANG_S = 20
+DISK_MS = 20_000  # for a write to be on the disk
 PARENT = """
 import asyncio, sys, uvloop
 from pathlib import Path
@@ -91,6 +92,7 @@ async def test_an_unexpected_end_is_noticed_and_can_be_mended(valkey):
     """wait() returns with the signal; start() brings it back under the same URL, with its data."""
     url = await valkey.start()
     call(url, "SET", "key", "value")
+    call(url, "WAITAOF", 1, 0, DISK_MS)
     os.kill(valkey.pid, signal.SIGKILL)
     async with asyncio.timeout(HANG_S):
         assert await valkey.wait() == -signal.SIGKILL
@@ -106,7 +108,9 @@ async def test_it_dies_with_a_killed_parent(tmp_path, valkey, run):
     )
     assert parent.stdout is not None
     pid = int(await parent.stdout.readline())
-    call(f"unix://{tmp_path}/valkey/socket", "SET", "key", "value")
+    url = f"unix://{tmp_path}/valkey/socket"
+    call(url, "SET", "key", "value")
+    call(url, "WAITAOF", 1, 0, DISK_MS)
     parent.kill()
     await parent.wait()
     async with asyncio.timeout(HANG_S):
