@@ -296,5 +296,6 @@ def _parse_logprobs(top: Any, include: Any) -> int | None:
 
 
 def _invalid(what: str, param: str, value: Any) -> ProtocolError:
-    shown = f"'{excerpt(value)}'" if isinstance(value, str) else json_type(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    shown = f"'{excerpt(value)}'" if isinstance(value, str) else str(value) if is_number else json_type(value)
     return ProtocolError("invalid_request", f"{param} {what}, not {shown}", param=param)

@@ -62,6 +62,9 @@ logger = logging.getLogger(__name__)
 VALKEY_RESTARTS: Final = 5  # unexpected ends of our own Valkey in a row before we give up
 VALKEY_STABLE_S: Final = 60.0  # one that lived this long begins a new row
 EXIT_FAILED: Final = 1
+ONE_SIGNAL_S: Final = (
+    0.25  # make passes on what its whole process group, and so we, got: that is one signal and not two
+)
 ADAPTERS_AT_ONCE: Final = 4  # in one step of an engine, where nobody says more: each costs memory for its rank
 # New objects that bring a look for garbage in cycles. Ours are freed without it; at Python's 700 every second handshake
 # would bring one.
@@ -110,12 +113,13 @@ class App:
         self._config = config
         self._metrics = Metrics()
         self._stop = asyncio.Event()
+        self._signalled_at = float("-inf")  # loop time
         self._exit_code = 0
         self._is_frozen = False
         self._connections: set[Connection] = set()
         self._chat: Chat | None = None
         self._takeover: Takeover | None = None
-        self._sign_in = SignIn(config)  # with a store once there is one
+        self._sign_in = _make_sign_in(config)  # with a store once there is one
         self._pool = Pool((), "", config.engine_stall_timeout_s)
 
     async def run(self) -> int:
@@ -444,9 +448,13 @@ class App:
 
     def _signalled(self) -> None:
         """Drain at the first signal, be gone at the second; engines and Valkey end with this process."""
+        now = asyncio.get_running_loop().time()
+        if now < self._signalled_at + ONE_SIGNAL_S:
+            return
         if self._stop.is_set():
             logger.warning("second signal: stopping at once")
             os._exit(EXIT_FAILED)
+        self._signalled_at = now
         self._stop.set()
 
     def _give_up(self, why: str) -> None:
@@ -462,7 +470,7 @@ class App:
         return task
 
 
-def _make_sign_in(config: Config, store: RedisStore) -> SignIn:
+def _make_sign_in(config: Config, store: RedisStore | None = None) -> SignIn:
     try:
         return SignIn(config, store)
     except (OSError, ValueError) as error:

@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 FILE_VARIABLE: Final = "TOKENWIRE_CONFIG"  # the file's path: read by the command line, not a setting itself
 
@@ -108,6 +118,14 @@ class Section(BaseModel):
     """A table of the config file; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_switch(cls, value: object, field: ValidationInfo) -> object:
+        """Refuse true where a number belongs: to pydantic it is a 1."""
+        if isinstance(value, bool) and cls.model_fields[field.field_name or ""].annotation is not bool:
+            raise ValueError("must not be true or false")
+        return value
 
 
 class EngineLimits(Section):
@@ -369,7 +387,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        faults = [*self._reach_faults(), *self._auth_faults(), *self._model_faults()]
+        faults = [*self._reach_faults(), *self._auth_faults(), *self._model_faults(), *self._store_faults()]
         if faults:
             raise CrossFaultsError(faults)
         return self
@@ -398,6 +416,11 @@ class Config(Section):
         if jwt.jwks_url and not (url.scheme == "https" or (url.scheme == "http" and is_loopback(url.hostname or ""))):
             return [("auth.jwt.jwks_url", "must start with https:// (http:// only on this machine)")]
         return []
+
+    def _store_faults(self) -> Iterator[tuple[str, str]]:
+        store = self.store
+        if store.max_tick_ms < store.tick_ms:
+            yield "store.max_tick_ms", f"{store.max_tick_ms:g} is less than tick_ms ({store.tick_ms:g}); raise it"
 
     def _model_faults(self) -> list[tuple[str, str]]:
         faults = [

@@ -7,6 +7,7 @@ say where a value came from. So each flag and each variable is a source of its o
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -44,6 +45,8 @@ FLAGS: Final = {
 TABLES: Final[Mapping[str, type[BaseModel]]] = {"models": ModelConfig, "devices": DeviceConfig}
 # Values that an error text must not repeat: a Redis URL may hold a password.
 SECRET_KEYS: Final = frozenset({"redis_url", "auth.jwt.secret"})
+
+_TABLE: Final = re.compile(r"must be a valid dictionary( or instance of \w+)?")
 
 Named = tuple[str, PydanticBaseSettingsSource]  # a flag, a variable or a file's path, and what it sets
 
@@ -200,6 +203,7 @@ def _explain(detail: Any, origins: Mapping[str, str]) -> Iterator[str]:
         yield f"{_where(key, origins)}: is missing and has no default; set it"
     else:
         message = str(detail["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
+        message = _TABLE.sub("must be a table", message.replace("String should", "must"))
         given = "" if key in SECRET_KEYS else f", not {excerpt(repr(detail['input']), 60)}"
         yield f"{_where(key, origins)}: {message}{given}"
 

@@ -44,7 +44,7 @@ class Tokens:
         if config.jwks_url:
             self._jwks = jwks or Jwks(config.jwks_url, config.jwks_ttl_s)
         elif config.public_key_file:
-            self._key = VerifyingKey(Path(config.public_key_file).read_text("utf-8"), PUBLIC_ALGORITHMS)
+            self._key = _read_key(Path(config.public_key_file))
         else:
             self._key = VerifyingKey(config.secret.get_secret_value(), SECRET_ALGORITHMS)
 
@@ -99,6 +99,23 @@ class Tokens:
             expires_at=float(claims["exp"]) + config.leeway_s,
             limits=_limits(claims, config.limits_claim),
         )
+
+
+def _read_key(file: Path) -> VerifyingKey:
+    """Return a PEM file's key. Raises OSError, and ValueError where it holds none."""
+    text = file.read_text("utf-8")
+    algorithms = [name for name in PUBLIC_ALGORITHMS if _fits(text, name)]
+    if not algorithms:
+        raise ValueError(f"{file} holds no public key in PEM (RSA, EC or Ed25519)")
+    return VerifyingKey(text, algorithms)
+
+
+def _fits(key: str, algorithm: str) -> bool:
+    try:
+        jwt.get_algorithm_by_name(algorithm).prepare_key(key)
+    except (jwt.PyJWTError, ValueError, TypeError):
+        return False
+    return True
 
 
 def claim(claims: Mapping[str, Any], path: str) -> Any:

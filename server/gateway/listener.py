@@ -353,7 +353,7 @@ def _raise_file_limit(wanted: int) -> None:
 _BIND_FAULTS: Final = {
     errno.EADDRINUSE: "is in use; stop the other server or choose another port with --port",
     errno.EACCES: "needs more rights; choose a port of 1024 or above with --port",
-    errno.EADDRNOTAVAIL: "is not an address of this machine; change --host",
+    errno.EADDRNOTAVAIL: "cannot be served: that is no address of this machine; change --host",
 }
 
 

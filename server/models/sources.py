@@ -72,9 +72,20 @@ def _looks_like_path(source: str) -> bool:
 
 
 def _checked_path(path: Path) -> Path:
-    if path.is_dir() and not (path / "config.json").is_file():
+    """Refuse what the engine would refuse too, half a minute later and in its own words."""
+    if not path.is_dir():
+        if path.suffix == ".gguf":
+            return path
+        raise ModelSourceError(f"model path {str(path)!r} is no folder: give the folder with config.json and weights")
+    settings = path / "config.json"
+    if not settings.is_file():
         raise ModelSourceError(f"model directory {str(path)!r} has no config.json: give the folder that holds it")
-    return path
+    try:
+        if isinstance(json.loads(settings.read_bytes()), dict):
+            return path
+    except ValueError:  # JSON or UTF-8
+        pass
+    raise ModelSourceError(f"{str(settings)!r} is not a JSON object: the model is damaged; fetch it again")
 
 
 def _cached(model: PackagedModel, progress: Progress) -> Path:

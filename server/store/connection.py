@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any, Final, cast
+from urllib.parse import unquote, urlsplit
 
 import hiredis
 from redis import exceptions
@@ -47,6 +49,7 @@ def connection_options(url: str, config: StoreConfig) -> dict[str, Any]:
         options |= parse_url(url)
         if options["connection_class"] is UnixDomainSocketConnection and not options.get("path"):
             raise ValueError("no path")
+        _check_database(url)
         _make(options["connection_class"], options)  # unknown options show here, not at the first command
     except (ValueError, TypeError, exceptions.RedisError):
         # The cause may quote a part of the password.
@@ -55,6 +58,13 @@ def connection_options(url: str, config: StoreConfig) -> dict[str, Any]:
             " for TLS, or unix:///path/to/socket"
         ) from None
     return options
+
+
+def _check_database(url: str) -> None:
+    """Raise ValueError for a database that is no number: redis-py takes the first one then, and says nothing."""
+    parts = urlsplit(url)
+    if parts.scheme != "unix" and not re.fullmatch(r"/*[0-9]*/*", unquote(parts.path)):
+        raise ValueError("no database number")
 
 
 def _make(connection_class: type[AbstractConnection], options: dict[str, Any]) -> AbstractConnection:

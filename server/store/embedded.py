@@ -73,7 +73,10 @@ class EmbeddedValkey:
                 await self._spawn(binary, descriptor)
         except OSError as error:
             await self.stop()
-            raise ValkeyStartError(f"cannot start a private Valkey in {self._folder}: {error}") from error
+            raise ValkeyStartError(
+                f"cannot start a private Valkey in {self._folder}: {error.strerror or error};"
+                " give the server a data_dir that it can write to (--data-dir), or set redis_url"
+            ) from error
         except BaseException:
             await self.stop()
             raise

@@ -48,8 +48,9 @@ class RedisStore(ConversationStore, TurnStore, JournalStore, CredentialStore, Qu
         """
         try:
             await self.ping()
-        except StoreUnavailableError as error:
-            raise StoreUnavailableError(
+        except StoreError as error:
+            kind = StoreUnavailableError if isinstance(error, StoreUnavailableError) else StoreError
+            raise kind(
                 f"{error}. Start Redis, or correct `redis_url`; without one the server starts a private Valkey"
             ) from error
         await self._check_server()

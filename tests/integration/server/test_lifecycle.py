@@ -116,13 +116,16 @@ async def _went_on(c: Client, conversation: str, response: str, seen: list[dict[
 
 
 async def test_a_second_sigterm_ends_it_at_once(tmp_path: Path):
-    """Whatever runs: gone, and its Valkey too."""
+    """Whatever runs: gone, and its Valkey too. Two within a moment are one: make passes on what its group got."""
     server = ServerProcess(tmp_path, "--echo-rate", "1").start()
     async with client(server) as c:
         await c.begin(LONG)
         valkey = server.valkey_pid()
         server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGTERM)
         server.wait_for_log("draining")
+        for _ in range(2):  # the second comes a second later: it drains
+            await c.until("response.output_text.delta")
         server.process.send_signal(signal.SIGTERM)
         assert server.wait() == 1
     until_gone(valkey)
@@ -197,6 +200,22 @@ def test_a_model_that_is_not_there(tmp_path: Path):
     """Names the path."""
     line = _fails(tmp_path, "--model", str(tmp_path / "no-model"), engine="vllm")
     assert str(tmp_path / "no-model") in line
+
+
+def test_a_public_key_that_is_not_there(tmp_path: Path):
+    """Names the setting and the file."""
+    file = tmp_path / "key.pem"
+    line = _fails(tmp_path, config=f'[auth]\nmethods = ["jwt"]\n[auth.jwt]\npublic_key_file = "{file}"\n')
+    assert "auth.jwt.public_key_file" in line
+    assert str(file) in line
+
+
+def test_a_data_directory_that_cannot_be_made(tmp_path: Path):
+    """Names it, and the setting."""
+    (tmp_path / "file").touch()
+    line = _fails(tmp_path / "file" / "data")
+    assert str(tmp_path / "file" / "data") in line
+    assert "--data-dir" in line
 
 
 def test_a_broken_key(tmp_path: Path):

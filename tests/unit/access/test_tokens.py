@@ -78,6 +78,15 @@ async def test_a_public_key_file(tmp_path: Path):
         assert "signature is wrong" in await refused(tokens, Provider(provider.kind, provider.key_id).sign())
 
 
+@pytest.mark.parametrize("text", ["", "no key", "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n", SECRET])
+def test_a_file_without_a_key(text, tmp_path: Path):
+    """It is said at the start, not to each client."""
+    file = tmp_path / "key.pem"
+    file.write_text(text)
+    with pytest.raises(ValueError, match="holds no public key in PEM"):
+        Tokens(JwtConfig(public_key_file=str(file)))
+
+
 async def test_the_time_of_a_token_is_the_sign_ins(tmp_path: Path):
     """With the leeway that clocks may differ by."""
     until = int(time.time()) + 60

@@ -77,6 +77,7 @@ def test_a_wish_larger_than_the_window():
     text = refused(8192, request(turns, new, max_output_tokens=1_000_000, may_trim=False))
     assert "2010 tokens" in text
     assert "1000000" in text
+    assert "fewer max_output_tokens" in text
 
 
 def test_new_messages_that_do_not_fit_alone():
@@ -110,6 +111,21 @@ def test_a_small_window_is_not_all_kept_for_the_answer():
     context = fitted(100, request(conversation(20, 20), conversation(5), reserve=1024))
     assert context.dropped_turns == 0
     assert context.max_tokens == 55
+
+
+def test_a_history_that_the_client_sends_itself():
+    """Its oldest turns go like those that are kept here, after them; what comes before its first question stays."""
+    rules, own = message("system", 10), conversation(30, 30, 30, 30, 5)
+    context = fitted(100, request([], [rules, *own], reserve=20))
+    assert context.dropped_turns == 1
+    assert list(context.prompt.messages) == [rules, *own[2:]]
+    context = fitted(100, request(conversation(20, 20), [rules, *own], reserve=20))
+    assert context.dropped_turns == 2
+    assert list(context.prompt.messages) == [rules, *own[2:]]
+    context = fitted(100, request(conversation(20, 20), [rules, *conversation(5, 5, 5)], reserve=60))
+    assert context.dropped_turns == 1
+    assert "91 tokens" in (text := refused(90, request([], [*conversation(30, 30), message("user", 91)])))
+    assert "truncation" not in text  # it was asked for
 
 
 def test_turns_stay_whole():

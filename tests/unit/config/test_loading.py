@@ -116,6 +116,36 @@ def test_odd_numbers(value):
     assert len(faults({"drain_timeout_s": value})) == 1
 
 
+def test_a_switch_is_no_number(toml):
+    """`port = true` is no port 1, and `host = true` no name."""
+    found = faults(file=toml("port = true\nhost = true\ndrain_timeout_s = false\n[limits]\nmax_lanes = true"))
+    assert [fault.partition(": ")[2] for fault in found] == [
+        "must not be true or false, not True",
+        "must not be true or false, not True",
+        "must not be true or false, not False",
+        "must not be true or false, not True",
+    ]
+    assert load_config({}, {"TOKENWIRE_STORE__WRITE_AHEAD": "false"}, None).store.write_ahead is False
+
+
+def test_a_text_that_is_too_short():
+    """Faults of texts begin as all others do."""
+    assert faults({"host": ""}) == ("host (--host): must have at least 1 character, not ''",)
+
+
+def test_a_value_where_a_table_belongs(toml):
+    """As when a model's settings stand in `[models]` itself; in words of TOML."""
+    found = faults(file=toml("store = 3\n[models]\nsource = 'x'"))
+    assert {fault.partition(": ")[2] for fault in found} == {"must be a table, not 3", "must be a table, not 'x'"}
+
+
+def test_the_longest_tick_is_not_shorter_than_the_shortest():
+    """Else the one that was asked for would be left out of account."""
+    assert faults(env={"TOKENWIRE_STORE__TICK_MS": "500"}) == (
+        "store.max_tick_ms (TOKENWIRE_STORE__TICK_MS): 200 is less than tick_ms (500); raise it",
+    )
+
+
 def test_text_that_begins_like_json():
     """Whether a variable is JSON depends on the setting, not on the text."""
     assert load_config({}, {"TOKENWIRE_STORE__KEY_PREFIX": "{tw}"}, None).store.key_prefix == "{tw}"

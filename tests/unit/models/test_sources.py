@@ -54,6 +54,22 @@ def test_an_existing_directory_is_returned_as_an_absolute_path(tmp_path, monkeyp
     assert said == []
 
 
+@pytest.mark.parametrize("text", ["{nope", "", "[]", "\xff"])
+def test_damaged_settings_of_a_model(text, tmp_path, said):
+    """Said at once, and not by the engine half a minute later."""
+    (tmp_path / "config.json").write_text(text, "latin-1")
+    with pytest.raises(ModelSourceError, match=r"config\.json' is not a JSON object.*fetch it again"):
+        resolve(str(tmp_path), progress=said.append)
+
+
+def test_a_file_is_a_model_only_as_gguf(tmp_path, said):
+    for name in ("weights.txt", "m.gguf"):
+        (tmp_path / name).write_text("x")
+    with pytest.raises(ModelSourceError, match=r"is no folder: give the folder with config\.json"):
+        resolve(str(tmp_path / "weights.txt"), progress=said.append)
+    assert resolve(str(tmp_path / "m.gguf"), progress=said.append) == str(tmp_path / "m.gguf")
+
+
 @pytest.mark.parametrize("source", ["org/name", "HuggingFaceTB/SmolLM2-1.7B-Instruct", "a/b.c:rev-1"])
 def test_a_hub_id_is_left_to_the_engine(source, said):
     assert resolve(source, progress=said.append) == source

@@ -102,6 +102,9 @@ def test_urls_are_shown_without_secrets(url, shown):
         "redis://host?socket_timeout=soon",
         "unix://",
         "redis://host:70000",
+        "redis://host/abc",
+        "rediss://host/1/2",
+        "redis://host/-1",
     ],
 )
 def test_malformed_urls_are_one_line(url):
