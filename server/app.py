@@ -62,9 +62,7 @@ logger = logging.getLogger(__name__)
 VALKEY_RESTARTS: Final = 5  # unexpected ends of our own Valkey in a row before we give up
 VALKEY_STABLE_S: Final = 60.0  # one that lived this long begins a new row
 EXIT_FAILED: Final = 1
-ONE_SIGNAL_S: Final = (
-    0.25  # make passes on what its whole process group, and so we, got: that is one signal and not two
-)
+ONE_SIGNAL_S: Final = 0.25  # make passes on what its whole process group got, and we are in it: one signal, not two
 ADAPTERS_AT_ONCE: Final = 4  # in one step of an engine, where nobody says more: each costs memory for its rank
 # New objects that bring a look for garbage in cycles. Ours are freed without it; at Python's 700 every second handshake
 # would bring one.
