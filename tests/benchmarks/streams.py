@@ -29,14 +29,17 @@ TICK_MS: Final = StoreConfig().tick_ms
 STEADY: Final = 128  # streams of the rows about time
 CANCELLED: Final = 64
 IDLE_S: Final = 3.0  # of looking at what nobody causes
+LEVEL_S: Final = 130.0  # at one level: then no round is begun any more, but for the least
+LEAST_ROUNDS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much to measure. levels: answers side by side, and the tokens of each."""
+    """How much to measure. levels: answers side by side, and the tokens of each. alone: tokens at 100 a second."""
 
     levels: dict[int, int]
     rounds: int
+    alone: int
 
     @property
     def steady(self) -> int:
@@ -173,8 +176,10 @@ def measure(host: Process, ports: dict[str, int], plan: Plan) -> tuple[list[Figu
     arena.warm()
     for streams, tokens in plan.levels.items():
         contenders = [name for name in CONTENDERS if name not in ONCE or streams == next(iter(plan.levels))]
-        for _ in range(plan.rounds):
-            arena.round(contenders, streams, tokens)
+        began = time.monotonic()
+        for number in range(plan.rounds):
+            if number < LEAST_ROUNDS or time.monotonic() - began < LEVEL_S:
+                arena.round(contenders, streams, tokens)
     figures = [*_costs(arena, list(plan.levels)), *_throughput(arena, list(plan.levels)), *_times(arena, plan)]
     figures += [*_weight(arena, plan), *_cancel(arena, plan)]
     raw = {
@@ -246,7 +251,7 @@ def _times(arena: Arena, plan: Plan) -> list[Figure]:
 def _weight(arena: Arena, plan: Plan) -> list[Figure]:
     """Bytes, and the cost at the frame rate of stream_interval 10, where each answer makes about 100 tokens/s."""
     streams = _streams_at(arena, 100)
-    tokens = 512
+    tokens = plan.alone
     rows: dict[tuple[str, str], list[float]] = defaultdict(list)
     for _ in range(plan.rounds):
         for contender in (OURS, SLOW, VLLM, VLLM_10):
@@ -284,11 +289,13 @@ def _cancel(arena: Arena, plan: Plan) -> list[Figure]:
 
 def _streams_at(arena: Arena, rate: float) -> int:
     """Return how many streams run at about so many tokens/s each."""
-    for streams in (32, 24, 16, 12, 8, 4, 2):
+    most = 1
+    for streams in (2, 4, 8, 12, 16, 24, 32):
         seen = arena.go(RAW, streams, 32)
-        if 32 / seen["wall_s"] >= rate * 0.95:
-            return streams
-    return 1
+        if 32 / seen["wall_s"] < rate * 0.95:
+            break
+        most = streams
+    return most
 
 
 STORES: Final[dict[str, dict[str, Any]]] = {  # of each Tokenwire in the host, `[store]`
