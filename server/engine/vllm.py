@@ -3,7 +3,8 @@
 What vLLM 0.32 does, as read in its source, and what follows from it:
 
 - Building `AsyncLLM` blocks for most of a minute, so it is built in a thread. Built outside a running loop, it starts
-  its output handler with the first request, in that request's loop. Its sockets (zmq.asyncio) work under uvloop.
+  its output handler with the first request, in that request's loop, and what reads EngineCore's socket, too, unless we
+  do before. Its sockets (zmq.asyncio) work under uvloop.
 - It installs no signal handlers here. EngineCore does in its own process: see `core_process`.
 - Closing `generate()` takes the request out of the output processor before its first await: `unfinished` falls at once.
 - When EngineCore dies, running requests get its `EngineDeadError`, but stay in the output processor for ever.
@@ -114,7 +115,11 @@ class VllmEngine:
             await self.wait_closed()
             raise
         assert self._llm is not None
-        LeanReading(self._llm.engine_core.resources.output_socket)
+        core = self._llm.engine_core
+        LeanReading(core.resources.output_socket)
+        # Not with the first request: until then vLLM knows of no loop, and would close its sockets in another thread,
+        # while this loop watches them.
+        core._ensure_output_queue_task()  # noqa: SLF001
 
     async def _abandon(self, loading: asyncio.Future[None]) -> None:
         with contextlib.suppress(EngineStartError):

@@ -18,12 +18,12 @@ class LeanReading:
     """Stands before the reading half of an asyncio socket that one task reads. Its loop is the running one."""
 
     def __init__(self, socket: zmq.asyncio.Socket) -> None:
-        from zmq import NOBLOCK, Again, Socket  # noqa: PLC0415 - imported by vLLM by now
+        from zmq import EVENTS, NOBLOCK, Again, Socket  # noqa: PLC0415 - imported by vLLM by now
 
         self._none_yet = Again
-        self._now = int(NOBLOCK)  # an int: pyzmq's flags are slow
-        # The same socket, blocking; pyzmq's asyncio half keeps one, too.
-        self._receive: Any = Socket.shadow(socket.underlying).recv
+        self._now, self._events = int(NOBLOCK), int(EVENTS)  # ints: pyzmq's enums are slow
+        self._socket: Any = Socket.shadow(socket.underlying)  # the same, blocking; pyzmq's asyncio half keeps one, too
+        self._receive = self._socket.recv
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         owner: Any = socket
@@ -53,5 +53,9 @@ class LeanReading:
             self._waiter = None
 
     def _wake(self, _fd: int = 0, _events: int = 0) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        if self._waiter is None:
+            # Nobody reads (any more). The file descriptor stays readable, and the loop awake, until somebody looks.
+            if not self._socket.closed:
+                self._socket.getsockopt(self._events)
+        elif not self._waiter.done():
             self._waiter.set_result(None)

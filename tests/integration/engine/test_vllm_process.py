@@ -113,6 +113,9 @@ def run_child(script: Path, model: Path) -> subprocess.Popen[str]:
 async def test_a_killed_engine_process_ends_its_requests(random_model_dir: Path) -> None:
     """Running requests and `check_health` say EngineDeadError, nothing counts as unfinished, closing leaves nothing."""
     engine = await start(VllmEngine("mortal", str(random_model_dir)))
+    assert engine._llm is not None
+    # vLLM looks up here whose loop is to close its sockets: an engine that nobody ever asks must have one, too.
+    assert engine._llm.engine_core.resources.output_queue_task.get_loop() is asyncio.get_running_loop()
     others = children()
     chunks, _ = await begin(engine, user("hello"), FOREVER)
     (process,) = engine.processes

@@ -75,6 +75,26 @@ async def test_a_reader_that_gives_up_loses_nothing(pair: tuple[Any, Any]) -> No
             assert reading.result() == [b"%d" % number]
 
 
+async def test_what_nobody_reads_does_not_keep_the_loop_awake(pair: tuple[Any, Any]) -> None:
+    """Before somebody asks vLLM something, and when what read has ended: it waits, and the loop sleeps."""
+    sender, receiver = pair
+    wake, wakes = receiver._handle_events, []
+
+    def noted(*how: int) -> None:
+        wakes.append(how)
+        wake(*how)
+
+    receiver._handle_events = noted
+    sender.send(b"one")
+    await asyncio.sleep(0.05)
+    assert 1 <= len(wakes) < 10
+    assert await received(receiver) == [b"one"]
+    reading = asyncio.create_task(received(receiver))
+    await asyncio.sleep(0)
+    sender.send(b"two")
+    assert await asyncio.wait_for(reading, 10) == [b"two"]
+
+
 async def test_a_closed_socket_says_so(pair: tuple[Any, Any]) -> None:
     _, receiver = pair
     receiver.close(linger=0)
