@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from tests.benchmarks.figures import Figure, Spread, percentile
+from tests.benchmarks.figures import Figure, Spread, aligned, number, percentile
 from tests.benchmarks.processes import Process, host
 
 FIXED: Final = 8  # users in a fixed batch
@@ -37,6 +37,17 @@ def measure(model: str, data_dir: str, users: Sequence[int]) -> tuple[list[Figur
             figures.append(Figure(group, f"{name}, throughput", "tokens/s", Spread.of([seen["tokens_per_s"]])))
             figures.append(Figure(group, f"{name}, median first token", "s", Spread.of([seen["first_median_s"]])))
     return figures, results
+
+
+def summary(results: Mapping[str, Any]) -> str:
+    """Return a Markdown table: a line for each number of users, a column for each way."""
+    counts = list(next(iter(results.values())))
+    rows = [("users", *(f"{way}: tokens/s, first token" for way in results))]
+    for count in counts:
+        seen = [runs[count] for runs in results.values()]
+        cells = (f"{number(one['tokens_per_s'])}, {number(one['first_median_s'])} s" for one in seen)
+        rows.append((str(count), *cells))
+    return aligned(rows)
 
 
 def _ask(engine: Process, users: int, size: int) -> dict[str, Any]:

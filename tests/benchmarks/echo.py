@@ -10,6 +10,7 @@ from tests.benchmarks.processes import clients, cpu_s
 from tests.benchmarks.sockets import PATH, echo_server
 
 WARM_STREAMS = 16
+IDLE_S = 5.0  # of looking at what nobody causes
 
 
 def text_of(words: int) -> str:
@@ -43,18 +44,24 @@ def throughput(streams: int, rate: int, words: int, rounds: int) -> list[Figure]
 
 
 def growth(levels: Sequence[int], rate: int, words: int) -> tuple[list[Figure], dict[int, float]]:
-    """CPU per token of few and of many streams, each at the same pace."""
+    """CPU per token of few and of many streams, each at the same pace.
+
+    What the server uses while nobody asks is taken off: it would weigh most on the fewest.
+    """
     costs = {}
     with echo_server("--echo-rate", str(rate)) as server:
         job = {"path": PATH, "prompt": text_of(words), "tokens": words}
         with clients("tokenwire", server.port, WARM_STREAMS, **job | {"prompt": text_of(8), "tokens": 8}) as load:
             load.ask("go")
+        before = cpu_s(server.pid)
+        time.sleep(IDLE_S)
+        idle = (cpu_s(server.pid) - before) / IDLE_S
         for streams in levels:
             # Spread over a second: answers that begin at one moment are not what many users look like.
             with clients("tokenwire", server.port, streams, **job, spread_s=1.0) as load:
                 before = cpu_s(server.pid)
-                load.ask("go")
-                costs[streams] = (cpu_s(server.pid) - before) / (streams * words) * 1e6
+                took_s = load.ask("go")["wall_s"]
+                costs[streams] = (cpu_s(server.pid) - before - idle * took_s) / (streams * words) * 1e6
     group = "growth"
     first, last = levels[0], levels[-1]
     figures = [

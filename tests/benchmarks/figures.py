@@ -51,13 +51,14 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of the table. goal: None where the figure is only stated."""
+    """One line of the table. goal: None where the figure is only stated. is_shown: in README.md all the same."""
 
     group: str
     name: str
     unit: str
     spread: Spread
     goal: Goal | None = None
+    is_shown: bool = False
 
     @property
     def verdict(self) -> str:
@@ -117,7 +118,12 @@ def table(figures: Sequence[Figure]) -> str:
             rows.append((f"**{group}**", "", "", ""))
         unit = f" {figure.unit}" if figure.unit else ""
         rows.append((figure.name, f"{figure.spread}{unit}", str(figure.goal or ""), figure.verdict))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return aligned(rows)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as a Markdown table, the first of them its head."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
     ]

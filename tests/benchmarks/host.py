@@ -89,7 +89,7 @@ class SharedApp(App):
 
 
 class Marks:
-    """When requests reached the engine, when their first token left it, and when an abort was through."""
+    """When requests reached the engine, when EngineCore sent their first token, and when an abort was through."""
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm
@@ -117,12 +117,11 @@ class Marks:
         self._waiting[queue.request_id] = request_id
         return queue
 
-    def _processing(self, outputs: Any, *arguments: Any, **named: Any) -> Any:
-        now = time.monotonic()
+    def _processing(self, outputs: Any, timestamp: float, *arguments: Any, **named: Any) -> Any:
         for output in outputs:
             if (name := self._waiting.pop(output.request_id, None)) is not None:
-                self.first[name] = now
-        return self._process(outputs, *arguments, **named)
+                self.first[name] = timestamp  # EngineCore's, of the same clock: what waits for us is no time of its own
+        return self._process(outputs, timestamp, *arguments, **named)
 
     async def _aborting(self, request_id: Any, *arguments: Any, **named: Any) -> None:
         await self._abort(request_id, *arguments, **named)

@@ -12,20 +12,23 @@ Results are in bench/: results.json, table.md and pictures.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import platform
 import re
 import resource
 import shutil
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from server.models.sources import DEFAULT_MODEL, resolve
 from server.store.journal import SLICE
@@ -44,6 +47,7 @@ PICTURES: Final = ROOT / "docs" / "images"
 PUBLISHED: Final = re.compile(r"(?<=<!-- make bench -->\n).*?(?=<!-- end of make bench -->)", re.DOTALL)
 FILES_WANTED: Final = 12_000  # open files: ten thousand sockets and some
 SETTLE_S: Final = 2.0
+ROUNDS: Final = 3  # of each figure
 
 
 @dataclass(slots=True)
@@ -56,6 +60,12 @@ class Results:
     streams: dict[str, Any] = field(default_factory=dict)
     batching: dict[str, Any] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
+
+    def fault(self, what: str) -> None:
+        """Note what could not be done, once, and say it."""
+        if what not in self.faults:
+            self.faults.append(what)
+            print(what, file=sys.stderr, flush=True)
 
 
 def machine() -> str:
@@ -129,10 +139,17 @@ PARTS: Final[dict[str, Callable[[Results], None]]] = {
 
 
 def report(results: Results, took_s: float) -> str:
-    """Write results.json, table.md and the pictures; return the table."""
-    FOLDER.mkdir(exist_ok=True)
+    """Write results.json, table.md and the pictures; return the table. What cannot be written is one of the faults."""
     where = f"{machine()}; {took_s / 60:.0f} minutes{', the quick run' if results.quick else ''}"
     text = f"{where}\n\n{table(results.figures)}\n"
+    try:
+        _write(results, where, text)
+    except (OSError, ImportError) as error:  # a full disk, or nothing to draw with
+        results.fault(f"{FOLDER.name}/ is not complete: {error}")
+    return text
+
+
+def _write(results: Results, where: str, text: str) -> None:
     content = {
         "machine": where,
         "quick": results.quick,
@@ -145,11 +162,11 @@ def report(results: Results, took_s: float) -> str:
     (FOLDER / "table.md").write_text(text, "utf-8")
     from tests.benchmarks import plots  # not before: the numbers are kept also where nothing can be drawn
 
-    goals = [figure for figure in results.figures if figure.goal is not None]
+    goals = [figure for figure in results.figures if figure.goal is not None or figure.is_shown]
     pictures = plots.draw(results.streams, results.batching, FOLDER) if results.streams else []
     shown = "\n".join(f"![{CAPTIONS[picture.stem]}](docs/images/{picture.name})\n" for picture in pictures)
-    (FOLDER / "goals.md").write_text(f"{where}:\n\n{table(goals)}\n\n{shown}", "utf-8")
-    return text
+    story = f"\n{batching.summary(results.batching)}\n" if results.batching else ""
+    (FOLDER / "goals.md").write_text(f"{where}:\n\n{table(goals)}\n\n{shown}{story}", "utf-8")
 
 
 def publish() -> None:
@@ -168,17 +185,60 @@ def allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def main() -> int:
-    """Measure, print and write; the exit code is 1 when something could not be measured. A goal missed is no fault."""
+@contextmanager
+def alone() -> Iterator[None]:
+    """Keep a second run away: it would share the cores and overwrite the results. Ends ours where there is one."""
+    try:
+        FOLDER.mkdir(exist_ok=True)
+        lock = (FOLDER / ".lock").open("w")
+    except OSError as error:
+        sys.exit(f"the results cannot be written: {error}")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit("another `make bench` runs here: figures of two at once mean nothing; wait for its end")
+        yield
+
+
+def interrupted(number: int, _frame: object) -> NoReturn:
+    """End what was started, whichever signal asks for it, and however often."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    print(f"\n{signal.Signals(number).name}: ending what runs, a minute at most", file=sys.stderr, flush=True)
+    sys.exit(128 + number)
+
+
+def arguments() -> argparse.Namespace:
+    """Return what was asked for."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a look, in under 3 minutes")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to measure")
-    parser.add_argument("--publish", action="store_true", help="put table and pictures into README.md")
+    parser.add_argument("--publish", action="store_true", help="put table and pictures of a whole run into README.md")
     parser.add_argument("--rounds", type=int, help="runs of each figure (3; quick: 1)")
     options = parser.parse_args()
+    options.rounds = options.rounds or (1 if options.quick else ROUNDS)
+    if options.rounds < 1:
+        parser.error("--rounds takes a number from 1 on")
+    if options.publish and (options.quick or options.rounds < ROUNDS or set(options.only) != set(PARTS)):
+        parser.error("--publish is for a whole run: not with --quick, --only or fewer rounds")
+    return options
+
+
+def main() -> int:
+    """Measure, print and write; the exit code is 1 when something could not be measured. A goal missed is no fault."""
+    options = arguments()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     allow_many_files()
-    results = Results(options.quick, options.rounds or (1 if options.quick else 3))
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, interrupted)
+    with alone():
+        return measure(options)
+
+
+def measure(options: argparse.Namespace) -> int:
+    """Measure part after part."""
+    results = Results(options.quick, options.rounds)
     began, text = time.monotonic(), ""
     for name in options.only:
         print(f"{name} …", flush=True)
@@ -186,16 +246,17 @@ def main() -> int:
         try:
             PARTS[name](results)
         except Exception as error:  # noqa: BLE001 the other parts can be measured all the same
-            results.faults.append(f"{name}: {type(error).__name__}: {error}")
-            print(f"{name} could not be measured: {error}", file=sys.stderr)
+            results.fault(f"{name} could not be measured: {type(error).__name__}: {error}")
         print(f"{name}: {time.monotonic() - started:.0f} s", flush=True)
         text = report(results, time.monotonic() - began)  # now: the next part may be interrupted
         time.sleep(0 if results.quick else SETTLE_S)
     print("\n" + text)
-    if options.publish:
+    if options.publish and not results.faults:
         publish()
     short = [figure for figure in results.figures if figure.verdict == SHORT]
     print(f"{len(short)} of {sum(figure.goal is not None for figure in results.figures)} goals missed; see bench/")
+    if results.faults:
+        print("\n".join(["not measured or not written:", *results.faults]), file=sys.stderr)
     return 1 if results.faults else 0
 
 

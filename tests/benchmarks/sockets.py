@@ -70,7 +70,7 @@ def handshakes(count: int, rounds: int) -> list[Figure]:
                 bare.append(theirs)
     group = "handshakes"
     return [
-        Figure(group, "per CPU second", "", Spread.of(ours)),
+        Figure(group, "per CPU second", "", Spread.of(ours), is_shown=True),
         compared(group, "÷ websockets alone", ours, bare, at_least(0.9)),
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from server.config import StoreConfig
@@ -28,7 +28,8 @@ PROMPT: Final = "Tell me a story about a small wire that carried words."
 TICK_MS: Final = StoreConfig().tick_ms
 STEADY: Final = 128  # streams of the rows about time
 CANCELLED: Final = 64
-IDLE_S: Final = 3.0  # of looking at what nobody causes
+IDLE_S: Final = 1.0  # of looking at what nobody causes
+LOOKS: Final = 4  # the first of them still sees what the last answers left to do
 LEVEL_S: Final = 130.0  # at one level: then no round is begun any more, but for the least
 LEAST_ROUNDS: Final = 2
 
@@ -88,11 +89,17 @@ class Arena:
         """Let everybody answer once: first requests pay for imports and caches, and an idle engine stalls."""
         for contender in CONTENDERS:
             self.go(contender, 8, 8)
+        looks = [self._look() for _ in range(LOOKS)]
+        gateway, store = (min(cores) for cores in zip(*looks, strict=True))
+        self._idle = (gateway, store)
+        print(f"  with nobody asking: gateway {gateway:.2%} of a core, all Valkeys {store:.2%}", flush=True)
+        self.go(RAW, 8, 8)  # the engine has been idle
+
+    def _look(self) -> tuple[float, float]:
         before = self._used()
         time.sleep(IDLE_S)
         gateway_s, store_s, wall_s = (b - a for a, b in zip(before, self._used(), strict=True))
-        self._idle = (gateway_s / wall_s, store_s / wall_s)
-        self.go(RAW, 8, 8)  # the engine has been idle
+        return gateway_s / wall_s, store_s / wall_s
 
     def go(self, contender: str, streams: int, tokens: int, spread_s: float = 0.0) -> dict[str, Any]:
         """Let a contender answer; return what was seen and what the gateway and Valkey used.
@@ -180,7 +187,8 @@ def measure(host: Process, ports: dict[str, int], plan: Plan) -> tuple[list[Figu
         for number in range(plan.rounds):
             if number < LEAST_ROUNDS or time.monotonic() - began < LEVEL_S:
                 arena.round(contenders, streams, tokens)
-    figures = [*_costs(arena, list(plan.levels)), *_throughput(arena, list(plan.levels)), *_times(arena, plan)]
+    levels = list(plan.levels)
+    figures = [*_costs(arena, levels), *_beside(arena, levels), *_throughput(arena, levels), *_times(arena, plan)]
     figures += [*_weight(arena, plan), *_cancel(arena, plan)]
     raw = {
         contender: {
@@ -209,7 +217,19 @@ def _costs(arena: Arena, levels: Sequence[int]) -> list[Figure]:
             figures.append(compared(group, f"{streams} streams, ÷ {other}", ours.cpu_us, theirs.cpu_us, at_most(limit)))
         if (AFTER, streams) in arena.runs:
             after, raw = arena.runs[AFTER, streams].cpu_us, arena.runs[RAW, streams].cpu_us
-            figures.append(compared(group, f"{streams} streams, write_ahead off, ÷ {RAW}", after, raw))
+            name = f"{streams} streams, write_ahead off, ÷ {RAW}"
+            figures.append(replace(compared(group, name, after, raw), is_shown=True))
+    return figures
+
+
+def _beside(arena: Arena, levels: Sequence[int]) -> list[Figure]:
+    """What is not the gateway's: no contender but Tokenwire has a store."""
+    group = f"other processes' CPU per token, {OURS}"
+    figures = []
+    for streams in levels:
+        runs = arena.runs[OURS, streams]
+        for name, used in (("Valkey", runs.store_us), ("load generator", runs.client_us)):
+            figures.append(Figure(group, f"{streams} streams, {name}", "µs", Spread.of(used), is_shown=True))
     return figures
 
 
@@ -283,7 +303,7 @@ def _cancel(arena: Arena, plan: Plan) -> list[Figure]:
     name = f"cancel → engine idle, p99 of {CANCELLED} at once"
     return [
         Figure("cancel", name, "ms", Spread.of(late[OURS]), at_most(50)),
-        Figure("cancel", f"the same, {RAW}", "ms", Spread.of(late[RAW])),
+        Figure("cancel", f"the same, {RAW}", "ms", Spread.of(late[RAW]), is_shown=True),
     ]
 
 

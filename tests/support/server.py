@@ -76,8 +76,13 @@ class ServerProcess:
     def start(self, port: int = 0, timeout_s: float = READY_S) -> ServerProcess:
         """Start it and return when it says that it is ready."""
         self.launch(port)
-        with contextlib.suppress(queue.Empty):
+        try:
             self.url = self._ready.get(timeout=timeout_s)
+        except queue.Empty:
+            pass  # told below
+        except BaseException:
+            self.kill()
+            raise
         if not self.url:
             self.kill()
             raise AssertionError("the server did not get ready:\n" + self.tail())
