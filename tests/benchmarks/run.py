@@ -160,10 +160,12 @@ def _write(results: Results, where: str, text: str) -> None:
     }
     (FOLDER / "results.json").write_text(json.dumps(content, indent=1), "utf-8")
     (FOLDER / "table.md").write_text(text, "utf-8")
-    from tests.benchmarks import plots  # not before: the numbers are kept also where nothing can be drawn
+    pictures = []
+    if results.streams:
+        from tests.benchmarks import plots  # not before: the numbers are kept also where nothing can be drawn
 
+        pictures = plots.draw(results.streams, results.batching, FOLDER)
     goals = [figure for figure in results.figures if figure.goal is not None or figure.is_shown]
-    pictures = plots.draw(results.streams, results.batching, FOLDER) if results.streams else []
     shown = "\n".join(f"![{CAPTIONS[picture.stem]}](docs/images/{picture.name})\n" for picture in pictures)
     story = f"\n{batching.summary(results.batching)}\n" if results.batching else ""
     (FOLDER / "goals.md").write_text(f"{where}:\n\n{table(goals)}\n\n{shown}{story}", "utf-8")
@@ -172,7 +174,9 @@ def _write(results: Results, where: str, text: str) -> None:
 def publish() -> None:
     """Put the goals of the last run into README.md, between its two marks, and the pictures beside the others."""
     readme, text = ROOT / "README.md", (FOLDER / "goals.md").read_text("utf-8")
-    readme.write_text(PUBLISHED.sub(lambda _match: text, readme.read_text("utf-8")), "utf-8")
+    changed = readme.with_suffix(".new")  # whole, or not at all: the disk may be full
+    changed.write_text(PUBLISHED.sub(lambda _match: text, readme.read_text("utf-8")), "utf-8")
+    changed.replace(readme)
     for picture in FOLDER.glob("*.png"):
         shutil.copy(picture, PICTURES / picture.name)
 
@@ -252,7 +256,10 @@ def measure(options: argparse.Namespace) -> int:
         time.sleep(0 if results.quick else SETTLE_S)
     print("\n" + text)
     if options.publish and not results.faults:
-        publish()
+        try:
+            publish()
+        except OSError as error:
+            results.fault(f"not published: {error}")
     short = [figure for figure in results.figures if figure.verdict == SHORT]
     print(f"{len(short)} of {sum(figure.goal is not None for figure in results.figures)} goals missed; see bench/")
     if results.faults:
