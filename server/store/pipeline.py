@@ -20,7 +20,7 @@ Note = Callable[[Any], None]
 
 
 class Usual(NamedTuple):
-    """The first `number` replies, as RESP, where all goes well: what comes so is not parsed, and not handed on."""
+    """The first `number` replies, not all, as RESP where all goes well: what comes so is not parsed, nor handed on."""
 
     replies: bytes
     number: int

@@ -91,7 +91,7 @@ def test_a_part_that_fails_is_told_and_the_others_are_measured(folder, monkeypat
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_it_with_words(number, code, monkeypatch, capsys):
-    set_to = {}
+    set_to: dict[int, object] = {}
     monkeypatch.setattr(signal, "signal", set_to.__setitem__)
     with pytest.raises(SystemExit) as ended:
         run.interrupted(number, None)
